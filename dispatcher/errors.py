@@ -1,0 +1,80 @@
+"""Every error this project raises on purpose, each with the exit code the command line ends with."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+EXIT_FAILED = 1
+EXIT_UNAVAILABLE = 69
+EXIT_BAD_SETTINGS = 78
+
+
+class DispatcherError(Exception):
+    """Base of all deliberate errors; `exit_code` is what the process ends with when it is not handled."""
+
+    exit_code: int = EXIT_FAILED
+
+
+class SettingsError(DispatcherError):
+    """One or more settings are wrong. `faults` names every one of them; secrets are never in the text."""
+
+    exit_code = EXIT_BAD_SETTINGS
+
+    def __init__(self, faults: Sequence[str] | str) -> None:
+        self.faults: list[str] = [faults] if isinstance(faults, str) else list(faults)
+        super().__init__("; ".join(self.faults))
+
+
+class ConfigurationPending(SettingsError):
+    """Only required settings are missing and `WAIT_FOR_CONFIG` is true: ask again later."""
+
+
+class UnknownGateway(SettingsError):
+    """`GATEWAY_ID` matches no row of `gateways`; the text names the known slugs."""
+
+
+class MigrationsMissing(SettingsError):
+    """The database lacks a function or table of ours: `dispatcher migrate` has not been run."""
+
+
+class BadKey(SettingsError):
+    """The server refuses the service key."""
+
+
+class OpenclawMissing(SettingsError):
+    """The `openclaw` executable cannot be found or is not executable."""
+
+
+class ServiceUnavailable(DispatcherError):
+    """The service did not answer, or answered that it cannot, after all retries."""
+
+    exit_code = EXIT_UNAVAILABLE
+
+
+class RestError(DispatcherError):
+    """PostgREST answered with an error.
+
+    `status` is the HTTP status (None when no answer came), `code` a `PGRST…` code or an SQLSTATE,
+    `retryable` says whether the same call may succeed later.
+    """
+
+    def __init__(
+        self, message: str, *, status: int | None = None, code: str | None = None, retryable: bool = False
+    ) -> None:
+        super().__init__(message)
+        self.message = message
+        self.status = status
+        self.code = code
+        self.retryable = retryable
+
+
+class InvalidAgentId(DispatcherError):
+    """An agent id that OpenClaw would turn into another agent, or into an option."""
+
+
+class SpawnError(DispatcherError):
+    """A process could not be started; the text names the cause."""
+
+
+class ShuttingDown(DispatcherError):
+    """Work was asked of something that has begun to stop."""

@@ -1,4 +1,4 @@
-"""The two clocks: one to measure with, one to print. Anything that waits takes a `Clock` so tests can own time."""
+"""The two clocks: one to measure with, one to print. What waits takes a `Clock`, so tests can own time."""
 
 from __future__ import annotations
 

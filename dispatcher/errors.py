@@ -1,5 +1,7 @@
 """Every error this project raises on purpose, each with the exit code the command line ends with."""
 
+# ruff: noqa: N818 - `raise UnknownGateway` says what happened; a suffix on each would say nothing more.
+
 from __future__ import annotations
 
 from collections.abc import Sequence

@@ -1,0 +1,113 @@
+"""What every test may ask for.
+
+cluster          session: a PostgreSQL without fsync
+database         a clone of a migrated database, ~30 ms; `database.url`, `.connect(role, claims)`, `.rows/.row/.value(sql)`
+yourhq_database  the same on top of a YourHQ v0.2.3 schema
+empty_database   a Supabase project before its first migration
+seed             rows: `seed.agent("ada")`, `seed.item("ada", status="failed")`
+connect          `database.connect`: another connection, in a role
+wait_until       `wait_until(lambda: ..., deadline=5)`
+"""
+
+import secrets
+import shutil
+import tempfile
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import psycopg
+import pytest
+from psycopg import sql
+
+from dispatcher.local.postgres import PostgresServer
+from dispatcher.supabase.migrate import apply_migrations
+from tests.support import waiting
+from tests.support.database import Connection, Database, cloned
+from tests.support.seed import Seed
+
+ROOT = Path(__file__).resolve().parents[1]
+MIGRATIONS = ROOT / "supabase" / "migrations"
+YOURHQ = ROOT / "tests" / "fixtures" / "yourhq_v0_2_3.sql"
+KINDS = ("unit", "sql", "integration", "acceptance", "contract", "functions")
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """A test's directory says its kind."""
+    for item in items:
+        kind = item.path.relative_to(ROOT / "tests").parts[0]
+        if kind in KINDS:
+            item.add_marker(kind)
+
+
+@pytest.fixture(scope="session")
+def cluster() -> Iterator[PostgresServer]:
+    directory = Path(tempfile.mkdtemp(prefix="dispatcher-tests-"))
+    server = PostgresServer(directory, password=secrets.token_hex(24), durable=False)
+    try:
+        server.start()
+        server.bootstrap()
+        yield server
+    finally:
+        server.destroy()
+        shutil.rmtree(directory, ignore_errors=True)
+
+
+def _template(cluster: PostgresServer, name: str) -> str:
+    with psycopg.connect(cluster.url(), autocommit=True) as admin:
+        admin.execute(sql.SQL("create database {}").format(sql.Identifier(name)))
+    cluster.bootstrap(name)
+    return name
+
+
+@pytest.fixture(scope="session")
+def empty_template(cluster: PostgresServer) -> str:
+    return _template(cluster, "template_empty")
+
+
+@pytest.fixture(scope="session")
+def migrated_template(cluster: PostgresServer) -> str:
+    name = _template(cluster, "template_migrated")
+    apply_migrations(cluster.url(name), MIGRATIONS)
+    return name
+
+
+@pytest.fixture(scope="session")
+def yourhq_template(cluster: PostgresServer) -> str:
+    name = _template(cluster, "template_yourhq")
+    with psycopg.connect(cluster.url(name), autocommit=True) as admin:
+        admin.execute(YOURHQ.read_bytes())
+    apply_migrations(cluster.url(name), MIGRATIONS)
+    return name
+
+
+@pytest.fixture
+def empty_database(cluster: PostgresServer, empty_template: str) -> Iterator[Database]:
+    with cloned(cluster, empty_template) as database:
+        yield database
+
+
+@pytest.fixture
+def database(cluster: PostgresServer, migrated_template: str) -> Iterator[Database]:
+    with cloned(cluster, migrated_template) as database:
+        yield database
+
+
+@pytest.fixture
+def yourhq_database(cluster: PostgresServer, yourhq_template: str) -> Iterator[Database]:
+    with cloned(cluster, yourhq_template) as database:
+        yield database
+
+
+@pytest.fixture
+def seed(database: Database) -> Seed:
+    return Seed(database)
+
+
+@pytest.fixture
+def connect(database: Database) -> Callable[..., Connection]:
+    return database.connect
+
+
+@pytest.fixture
+def wait_until() -> Callable[..., object]:
+    return waiting.wait_until

@@ -1,8 +1,8 @@
 """The settings: where they come from, what they may be, and every fault at once.
 
 Sources, first one wins: the environment, `.env` in the working directory,
-`$OPENCLAW_HOME/secrets/gateway.env`. An empty value counts as unset. Name, unit, range and meaning of each setting stand in its field, from which
-`settings_table()` builds the reference page.
+`$OPENCLAW_HOME/secrets/gateway.env`. An empty value counts as unset. Name, unit, range and meaning of each
+setting stand in its field, from which `settings_table()` builds the reference page.
 """
 
 from __future__ import annotations

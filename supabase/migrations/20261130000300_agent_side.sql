@@ -1,0 +1,424 @@
+-- The agent's side of the inbox: lease items, close them, escalate them, look, and hand work to another agent.
+-- The woken agent's scripts call these. A lease is a token: only its holder may close the item, and only while it lives.
+-- Locks are taken in one order everywhere: the item, then its lease. Safe to apply twice.
+
+-- Shared pieces ---------------------------------------------------------------------------------------------------
+
+create or replace function public.merge_inbox_context(p_context jsonb, p_changes jsonb) returns jsonb
+language sql immutable parallel safe security invoker set search_path = ''
+as $$
+  select case
+    when p_context is null then p_changes
+    when jsonb_typeof(p_context) = 'object' then p_context || p_changes
+    else jsonb_build_object('original_context', p_context) || p_changes
+  end
+$$;
+comment on function public.merge_inbox_context(jsonb, jsonb) is
+  'An item''s context with changes laid over it. A context that is no object is kept under original_context.';
+
+create or replace function public.clean_inbox_reason(p_reason text) returns text
+language sql immutable parallel safe security invoker set search_path = ''
+as $$
+  select coalesce(nullif(btrim(left(p_reason, 4000)), ''), 'no reason given')
+$$;
+comment on function public.clean_inbox_reason(text) is
+  'A reason as it is stored: trimmed, at most 4,000 characters, never empty.';
+
+create or replace function public.find_inbox_agent(p_tenant_id uuid, p_agent_slug text) returns uuid
+language sql stable security invoker set search_path = ''
+as $$
+  select agent.id from public.agents as agent where agent.tenant_id = p_tenant_id and agent.slug = p_agent_slug
+$$;
+comment on function public.find_inbox_agent(uuid, text) is 'The id of a tenant''s agent by its present slug; null when there is none.';
+
+create or replace function public.lock_inbox_lease(p_item_id uuid, p_lease_token uuid, p_outcomes text[]) returns text
+language plpgsql volatile security invoker set search_path = ''
+as $$
+declare
+  v_item public.agent_inbox_items;
+  v_lease public.inbox_item_leases;
+begin
+  select * into v_item from public.agent_inbox_items as item where item.id = p_item_id for update;
+  if not found then
+    return 'not_found';
+  end if;
+  select * into v_lease from public.inbox_item_leases as lease where lease.item_id = p_item_id for update;
+  if not found or v_lease.lease_token is distinct from p_lease_token then
+    return 'lease_lost';
+  end if;
+  if v_lease.closed_at is not null then
+    return case when v_lease.outcome = any (p_outcomes) then 'already' else 'lease_lost' end;
+  end if;
+  -- Callers of lease_inbox_item(uuid, integer) know no tokens: an item they took over differs in leased_at.
+  if v_item.status = 'leased' and v_item.leased_at = v_lease.leased_at and v_item.leased_until > clock_timestamp() then
+    return 'ok';
+  end if;
+  return 'lease_lost';
+end
+$$;
+comment on function public.lock_inbox_lease(uuid, uuid, text[]) is
+  'Locks an item and its lease and says whether the token still owns it: ok, already (closed by this token with one of the outcomes), lease_lost, not_found.';
+
+create or replace function public.inbox_close_verdict(p_item_id uuid, p_code text) returns jsonb
+language sql stable security invoker set search_path = ''
+as $$
+  select jsonb_build_object('applied', p_code in ('ok', 'already'), 'code', p_code,
+                            'status', item.status, 'attempt', item.attempt_count, 'max_attempts', item.max_attempts)
+  from (select 1) as one_row left join public.agent_inbox_items as item on item.id = p_item_id
+$$;
+comment on function public.inbox_close_verdict(uuid, text) is
+  'The answer of the closing functions: {applied, code, status, attempt, max_attempts}; the last three are null when the item is unknown.';
+
+-- Lease -----------------------------------------------------------------------------------------------------------
+
+create or replace function public.lease_one_inbox_item(p_item_id uuid, p_lease_seconds integer, p_lease_token uuid) returns boolean
+language plpgsql volatile security invoker set search_path = ''
+as $$
+declare
+  v_now timestamptz;
+begin
+  perform 1 from public.agent_inbox_items as item where item.id = p_item_id for update skip locked;
+  if not found then
+    return false;
+  end if;
+  v_now := clock_timestamp();
+  -- Read anew under the lock: another session may have leased or closed the item since it was picked.
+  if not exists (select 1 from public.agent_inbox_due as due where due.id = p_item_id and due.due_at <= v_now) then
+    return false;
+  end if;
+  update public.agent_inbox_items as item
+     set status = 'leased', leased_at = v_now, leased_until = v_now + make_interval(secs => p_lease_seconds),
+         attempt_count = item.attempt_count + 1, updated_at = v_now
+   where item.id = p_item_id;
+  insert into public.inbox_item_leases as lease
+         (item_id, tenant_id, agent_id, wake_id, lease_token, attempt, leased_at, leased_until)
+  select item.id, item.tenant_id, item.agent_id, wake.id, p_lease_token, item.attempt_count, item.leased_at, item.leased_until
+    from public.agent_inbox_items as item
+    left join public.agent_wakes as wake on wake.agent_id = item.agent_id and wake.state in ('starting', 'running')
+   where item.id = p_item_id
+  on conflict (item_id) do update
+     set tenant_id = excluded.tenant_id, agent_id = excluded.agent_id, wake_id = excluded.wake_id,
+         lease_token = excluded.lease_token, attempt = excluded.attempt, leased_at = excluded.leased_at,
+         leased_until = excluded.leased_until, closed_at = null, outcome = null;
+  return true;
+end
+$$;
+comment on function public.lease_one_inbox_item(uuid, integer, uuid) is
+  'Leases one item if it is free and due; false when another session has it. The lease names the agent''s live wake, which keeps it alive.';
+
+create or replace function public.inbox_items_of_lease(p_agent_id uuid, p_lease_token uuid) returns jsonb
+language sql stable security invoker set search_path = ''
+as $$
+  select coalesce(jsonb_agg(jsonb_build_object(
+           'inbox_item_id', item.id,
+           'event_type', item.event_type,
+           'summary', item.summary,
+           'task_id', item.task_id,
+           'comment_id', item.comment_id,
+           'contact_id', item.contact_id,
+           'attempt', item.attempt_count,
+           'leased_until', item.leased_until,
+           'lease_token', lease.lease_token,
+           'context', case when task.id is null then item.context
+                           else jsonb_build_object('task', jsonb_build_object(
+                                  'id', task.id, 'title', task.title, 'description', task.description, 'status', task.status,
+                                  'priority', task.priority, 'tags', task.tags, 'due_date', task.due_date))
+                                || public.merge_inbox_context(item.context, '{}') end
+         ) order by item.created_at, item.id), '[]'::jsonb)
+    from public.agent_inbox_items as item
+    join public.inbox_item_leases as lease on lease.item_id = item.id
+    left join public.tasks as task on task.id = item.task_id and task.tenant_id = item.tenant_id
+   where item.agent_id = p_agent_id
+     and item.status = 'leased'
+     and item.leased_until > clock_timestamp()
+     and lease.lease_token = p_lease_token
+     and lease.leased_at = item.leased_at
+     and lease.closed_at is null
+$$;
+comment on function public.inbox_items_of_lease(uuid, uuid) is
+  'The items an agent holds under one lease token, oldest first, as the agent''s script prints them; an item''s task is laid into its context.';
+
+create or replace function public.lease_inbox_items(
+  p_tenant_id uuid,
+  p_agent_slug text,
+  p_limit integer default 1,
+  p_lease_seconds integer default 120,
+  p_lease_token uuid default null
+) returns jsonb
+language plpgsql volatile security invoker set search_path = ''
+as $$
+declare
+  v_agent_id uuid := public.find_inbox_agent(p_tenant_id, p_agent_slug);
+  v_token uuid := coalesce(p_lease_token, gen_random_uuid());
+  v_seconds integer := least(greatest(coalesce(p_lease_seconds, 120), 1), 86400);
+  v_wanted integer := least(greatest(coalesce(p_limit, 1), 1), 100);
+  v_items jsonb;
+  v_item_id uuid;
+begin
+  if v_agent_id is null then
+    return jsonb_build_object('code', 'unknown_agent');
+  end if;
+  -- A repeat waits for the first call of the same token, then gets that call's items: no second attempt is spent.
+  perform pg_advisory_xact_lock(hashtextextended('lease_inbox_items ' || v_token::text, 0));
+  v_items := public.inbox_items_of_lease(v_agent_id, v_token);
+  if jsonb_array_length(v_items) = 0 then
+    for v_item_id in
+      select due.id from public.agent_inbox_due as due
+       where due.tenant_id = p_tenant_id and due.agent_id = v_agent_id and due.due_at <= clock_timestamp()
+       order by due.created_at, due.id
+    loop
+      if public.lease_one_inbox_item(v_item_id, v_seconds, v_token) then
+        v_wanted := v_wanted - 1;
+      end if;
+      exit when v_wanted = 0;
+    end loop;
+    v_items := public.inbox_items_of_lease(v_agent_id, v_token);
+  end if;
+  return jsonb_build_object('agent', jsonb_build_object('id', v_agent_id, 'slug', p_agent_slug), 'items', v_items);
+end
+$$;
+comment on function public.lease_inbox_items(uuid, text, integer, integer, uuid) is
+  'Leases up to p_limit (1-100) due items of an agent, oldest first, for p_lease_seconds (1-86400): {agent: {id, slug}, items: [...]}, or {code: unknown_agent}. The items of one call share p_lease_token; a repeat with the same token returns the same items.';
+
+-- Close -----------------------------------------------------------------------------------------------------------
+
+create or replace function public.close_inbox_item(
+  p_item_id uuid,
+  p_lease_token uuid,
+  p_outcome text,
+  p_reason text default null
+) returns jsonb
+language plpgsql volatile security invoker set search_path = ''
+as $$
+declare
+  v_code text;
+  v_now timestamptz;
+  v_status public.inbox_item_status;
+begin
+  if p_outcome is null or p_outcome not in ('done', 'failed', 'released') then
+    return public.inbox_close_verdict(p_item_id, 'invalid');
+  end if;
+  v_code := public.lock_inbox_lease(p_item_id, p_lease_token,
+              case when p_outcome = 'failed' then array['failed', 'dead_letter'] else array[p_outcome] end);
+  if v_code <> 'ok' then
+    return public.inbox_close_verdict(p_item_id, v_code);
+  end if;
+  v_now := clock_timestamp();
+  update public.agent_inbox_items as item
+     set status = case
+           when p_outcome = 'done' then 'done'
+           when p_outcome = 'released' then 'pending'
+           when item.attempt_count >= item.max_attempts then 'dead_letter'
+           else 'failed'
+         end::public.inbox_item_status,
+         attempt_count = case when p_outcome = 'released' then greatest(item.attempt_count - 1, 0) else item.attempt_count end,
+         leased_until = null,
+         completed_at = case when p_outcome = 'done' then v_now else item.completed_at end,
+         failed_at = case when p_outcome = 'failed' then v_now else item.failed_at end,
+         context = case when p_outcome = 'failed'
+                        then public.merge_inbox_context(item.context,
+                               jsonb_build_object('last_failure_reason', public.clean_inbox_reason(p_reason)))
+                        else item.context end,
+         updated_at = v_now
+   where item.id = p_item_id
+  returning item.status into v_status;
+  update public.inbox_item_leases as lease
+     set closed_at = v_now, outcome = case when p_outcome = 'failed' then v_status::text else p_outcome end
+   where lease.item_id = p_item_id;
+  return public.inbox_close_verdict(p_item_id, 'ok');
+end
+$$;
+comment on function public.close_inbox_item(uuid, uuid, text, text) is
+  'Closes a leased item as done, failed (dead_letter without attempts left) or released (pending again, attempt given back). Needs the live lease''s token: {applied, code: ok|already|lease_lost|not_found|invalid, status, attempt, max_attempts}.';
+
+create or replace function public.escalate_inbox_item(p_item_id uuid, p_lease_token uuid, p_reason text) returns jsonb
+language plpgsql volatile security invoker set search_path = ''
+as $$
+declare
+  v_code text := public.lock_inbox_lease(p_item_id, p_lease_token, array['escalated']);
+  v_reason text := public.clean_inbox_reason(p_reason);
+  v_now timestamptz := clock_timestamp();
+begin
+  if v_code <> 'ok' then
+    return public.inbox_close_verdict(p_item_id, v_code);
+  end if;
+  update public.agent_inbox_items as item
+     set status = 'done', completed_at = v_now, leased_until = null, updated_at = v_now,
+         context = public.merge_inbox_context(item.context, jsonb_build_object('outcome', 'escalated', 'escalation_reason', v_reason))
+   where item.id = p_item_id;
+  update public.inbox_item_leases as lease set closed_at = v_now, outcome = 'escalated' where lease.item_id = p_item_id;
+  -- A task that has ended stays ended: an escalation that comes late must not open it again.
+  update public.tasks as task
+     set status = 'blocked', updated_at = v_now
+    from public.agent_inbox_items as item
+   where item.id = p_item_id and task.id = item.task_id and task.tenant_id = item.tenant_id
+     and task.status not in ('blocked', 'done', 'cancelled');
+  insert into public.notifications (tenant_id, type, title, body, entity_type, entity_id, actor_type, actor_agent_id, meta)
+  select item.tenant_id, 'agent_escalation',
+         left(format('%s needs help: %s', agent.name, coalesce(nullif(item.summary, ''), task.title, item.event_type::text)), 300),
+         v_reason,
+         case when task.id is null then 'inbox_item' else 'task' end, coalesce(task.id, item.id), 'agent', item.agent_id,
+         jsonb_build_object('inbox_item_id', item.id, 'task_id', item.task_id, 'event_type', item.event_type, 'agent_slug', agent.slug)
+    from public.agent_inbox_items as item
+    join public.agents as agent on agent.id = item.agent_id
+    left join public.tasks as task on task.id = item.task_id and task.tenant_id = item.tenant_id
+   where item.id = p_item_id;
+  return public.inbox_close_verdict(p_item_id, 'ok');
+end
+$$;
+comment on function public.escalate_inbox_item(uuid, uuid, text) is
+  'Hands a leased item to a human, in one transaction: its task becomes blocked, a notification is written, the item is closed as escalated. Answers like close_inbox_item; a repeat with the same token changes nothing.';
+
+-- Look ------------------------------------------------------------------------------------------------------------
+
+create or replace function public.inbox_overview(p_tenant_id uuid, p_agent_slug text) returns jsonb
+language plpgsql stable security invoker set search_path = ''
+as $$
+declare
+  v_agent_id uuid := public.find_inbox_agent(p_tenant_id, p_agent_slug);
+begin
+  if v_agent_id is null then
+    return jsonb_build_object('code', 'unknown_agent');
+  end if;
+  return jsonb_build_object(
+    'agent', jsonb_build_object('id', v_agent_id, 'slug', p_agent_slug),
+    'actionable_count', (select count(*) from public.agent_inbox_due as due
+                          where due.agent_id = v_agent_id and due.due_at <= clock_timestamp()),
+    'by_status', (select coalesce(jsonb_object_agg(counted.status, counted.amount), '{}'::jsonb)
+                    from (select item.status, count(*) as amount from public.agent_inbox_items as item
+                           where item.agent_id = v_agent_id and item.status in ('pending', 'failed', 'leased')
+                           group by item.status) as counted),
+    'items', (select coalesce(jsonb_agg(listed.entry order by listed.created_at, listed.id), '[]'::jsonb)
+                from (select item.created_at, item.id, jsonb_build_object(
+                               'inbox_item_id', item.id, 'event_type', item.event_type, 'summary', item.summary,
+                               'task_id', item.task_id, 'status', item.status, 'attempt', item.attempt_count,
+                               'max_attempts', item.max_attempts, 'due_at', due.due_at, 'leased_until', item.leased_until,
+                               'created_at', item.created_at) as entry
+                        from public.agent_inbox_items as item
+                        left join public.agent_inbox_due as due on due.id = item.id
+                       where item.agent_id = v_agent_id and item.status in ('pending', 'failed', 'leased')
+                       order by item.created_at, item.id
+                       limit 50) as listed));
+end
+$$;
+comment on function public.inbox_overview(uuid, text) is
+  'What waits for an agent, without leasing: {agent, actionable_count (due now), by_status (pending, failed, leased), items (the 50 oldest open; due_at null without attempts left)}, or {code: unknown_agent}.';
+
+-- Hand on ---------------------------------------------------------------------------------------------------------
+
+create or replace function public.find_sender_wake(p_agent_id uuid) returns public.agent_wakes
+language sql stable security invoker set search_path = ''
+as $$
+  select wake.* from public.agent_wakes as wake
+   where wake.agent_id = p_agent_id
+     and (wake.state in ('starting', 'running') or wake.ended_at > clock_timestamp() - interval '60 seconds')
+   order by wake.claimed_at desc
+   limit 1
+$$;
+comment on function public.find_sender_wake(uuid) is
+  'The wake an agent acts in: its live one, else the latest if it ended within 60 s (a turn can outlive its process); null when it acts outside a wake.';
+
+create or replace function public.inbox_post_key(
+  p_request_key text, p_wake_id uuid, p_content text, p_at timestamptz
+) returns text
+language sql immutable parallel safe security invoker set search_path = ''
+as $$
+  select case
+    when p_request_key <> '' then 'key:' || p_request_key
+    else 'content:' || encode(sha256(convert_to(
+           coalesce(p_wake_id::text, floor(extract(epoch from p_at) / 600)::text) || chr(31) || p_content, 'UTF8')), 'hex')
+  end
+$$;
+comment on function public.inbox_post_key(text, uuid, text, timestamptz) is
+  'What makes two posts of a sender the same one: the caller''s key, else the same content within the same wake, else within the same ten minutes.';
+
+create or replace function public.post_inbox_item(
+  p_tenant_id uuid,
+  p_from_agent_slug text,
+  p_to_agent_slug text,
+  p_event_type text,
+  p_summary text,
+  p_context jsonb default '{}',
+  p_request_key text default null
+) returns jsonb
+language plpgsql volatile security invoker set search_path = ''
+as $$
+declare
+  v_sender_id uuid := public.find_inbox_agent(p_tenant_id, p_from_agent_slug);
+  v_recipient_id uuid := public.find_inbox_agent(p_tenant_id, p_to_agent_slug);
+  v_context jsonb := coalesce(p_context, '{}');
+  v_summary text := left(p_summary, 2000);
+  v_content text := concat_ws(chr(31), p_to_agent_slug, p_event_type, v_summary, v_context::text);
+  v_now timestamptz := clock_timestamp();
+  v_wake public.agent_wakes;
+  v_key text;
+  v_item_id uuid;
+  v_depth integer;
+begin
+  if v_sender_id is null or v_recipient_id is null then
+    return jsonb_build_object('applied', false, 'code', case when v_sender_id is null then 'unknown_agent' else 'unknown_recipient' end);
+  end if;
+  if not exists (select 1 from pg_catalog.pg_enum as label
+                  where label.enumtypid = 'public.inbox_event_type'::regtype and label.enumlabel = p_event_type) then
+    return jsonb_build_object('applied', false, 'code', 'invalid', 'detail', 'unknown event type');
+  end if;
+  if jsonb_typeof(v_context) <> 'object' or octet_length(v_context::text) > 262144 or length(p_request_key) > 500 then
+    return jsonb_build_object('applied', false, 'code', 'invalid',
+                              'detail', 'context must be an object of at most 256 KiB, the request key at most 500 characters');
+  end if;
+  -- An agent that wakes itself by accident never stops: a note to itself needs the word that it is meant.
+  if v_sender_id = v_recipient_id and coalesce(v_context -> 'self_handoff', 'false') <> 'true' then
+    return jsonb_build_object('applied', false, 'code', 'self_handoff_unmarked');
+  end if;
+
+  perform pg_advisory_xact_lock(hashtextextended('post_inbox_item ' || v_sender_id::text, 0));
+  v_wake := public.find_sender_wake(v_sender_id);
+  v_key := public.inbox_post_key(p_request_key, v_wake.id, v_content, v_now);
+  select origin.item_id, origin.chain_depth into v_item_id, v_depth
+    from public.inbox_item_origins as origin
+   where origin.tenant_id = p_tenant_id and origin.from_agent_id = v_sender_id
+     and origin.request_key in (v_key, public.inbox_post_key(p_request_key, v_wake.id, v_content, v_now - interval '10 minutes'))
+   order by origin.created_at
+   limit 1;
+  if found then
+    return jsonb_build_object('applied', true, 'code', 'already', 'inbox_item_id', v_item_id, 'chain_depth', v_depth);
+  end if;
+
+  v_depth := coalesce(v_wake.chain_depth + 1, 0);
+  insert into public.agent_inbox_items (tenant_id, agent_id, agent_slug, event_type, task_id, summary, context, dedup_key)
+  values (p_tenant_id, v_recipient_id, p_to_agent_slug, p_event_type::public.inbox_event_type,
+          (select task.id from public.tasks as task
+            where task.tenant_id = p_tenant_id
+              and task.id = substring(v_context ->> 'task_id' from '^[0-9a-fA-F]{8}(?:-[0-9a-fA-F]{4}){3}-[0-9a-fA-F]{12}$')::uuid),
+          v_summary,
+          v_context || jsonb_build_object('from_agent', p_from_agent_slug),
+          'handoff:' || gen_random_uuid()::text)
+  returning id into v_item_id;
+  insert into public.inbox_item_origins (item_id, tenant_id, wake_id, from_agent_id, chain_depth, request_key)
+  values (v_item_id, p_tenant_id, v_wake.id, v_sender_id, v_depth, v_key);
+  return jsonb_build_object('applied', true, 'code', 'ok', 'inbox_item_id', v_item_id, 'chain_depth', v_depth);
+end
+$$;
+comment on function public.post_inbox_item(uuid, text, text, text, text, jsonb, text) is
+  'An agent hands work to an agent: {applied, code: ok|already|unknown_agent|unknown_recipient|self_handoff_unmarked|invalid, inbox_item_id, chain_depth}. Records the sender and its wake. A repeat with the same p_request_key, or the same content within one wake, is the same item. To itself only with context.self_handoff = true.';
+
+-- Rights ----------------------------------------------------------------------------------------------------------
+
+do $$
+declare
+  v_function text;
+begin
+  foreach v_function in array array[
+    'merge_inbox_context(jsonb, jsonb)', 'clean_inbox_reason(text)', 'find_inbox_agent(uuid, text)',
+    'lock_inbox_lease(uuid, uuid, text[])', 'inbox_close_verdict(uuid, text)',
+    'lease_one_inbox_item(uuid, integer, uuid)', 'inbox_items_of_lease(uuid, uuid)',
+    'lease_inbox_items(uuid, text, integer, integer, uuid)', 'close_inbox_item(uuid, uuid, text, text)',
+    'escalate_inbox_item(uuid, uuid, text)', 'inbox_overview(uuid, text)', 'find_sender_wake(uuid)',
+    'inbox_post_key(text, uuid, text, timestamptz)', 'post_inbox_item(uuid, text, text, text, text, jsonb, text)'
+  ] loop
+    execute format('revoke execute on function public.%s from public, anon, authenticated', v_function);
+    execute format('grant execute on function public.%s to service_role', v_function);
+  end loop;
+end
+$$;
+notify pgrst, 'reload schema';

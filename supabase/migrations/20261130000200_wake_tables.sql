@@ -150,10 +150,10 @@ select item.id, item.tenant_id, item.agent_id, item.created_at, item.status, ite
        item.attempt_count, item.max_attempts,
        coalesce(origin.chain_depth, 0) as chain_depth,
        case item.status
-         when 'pending' then item.created_at
-         when 'leased' then item.leased_until
-         else case when item.context ->> 'last_failure_reason' = 'agent_stalled' then item.failed_at
-                   else item.failed_at + make_interval(secs => least(900, 30 * power(2, least(greatest(item.attempt_count, 1), 12) - 1))) end
+         when 'pending' then '-infinity'::timestamptz
+         when 'leased' then coalesce(item.leased_until, '-infinity')
+         else case when item.context ->> 'last_failure_reason' = 'agent_stalled' then '-infinity'
+                   else coalesce(item.failed_at, item.updated_at) + public.inbox_retry_delay(item.attempt_count) end
        end as due_at
 from public.agent_inbox_items as item
 left join public.inbox_item_origins as origin on origin.item_id = item.id

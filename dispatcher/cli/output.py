@@ -1,0 +1,28 @@
+"""What commands print: one JSON document for programs, a table for people."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterable, Sequence
+
+
+def print_json(document: object) -> None:
+    """One JSON document on one line; dates, paths and UUIDs become strings."""
+    print(json.dumps(document, ensure_ascii=False, default=str))
+
+
+def print_table(
+    columns: Sequence[str], rows: Iterable[Sequence[object]], *, title: str | None = None
+) -> None:
+    """A table as wide as the terminal allows; cells are shown literally, None as a dash."""
+    from rich import box
+    from rich.console import Console
+    from rich.table import Table
+    from rich.text import Text
+
+    table = Table(title=title, title_justify="left", box=box.SIMPLE_HEAD, pad_edge=False)
+    for column in columns:
+        table.add_column(column, overflow="fold")
+    for row in rows:
+        table.add_row(*(Text("-" if cell is None else str(cell)) for cell in row))
+    Console().print(table)

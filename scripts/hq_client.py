@@ -1,0 +1,151 @@
+"""Calls of HQ's database functions over HTTP, with deadlines and a few spread retries.
+
+Every function called from here is safe to repeat: leases carry a token of the caller's, closing answers
+`already`, posts are known by key or content. So a call whose answer was lost is simply made again.
+
+Standard library only, Python 3.9+: this file is copied into an agent's `skills/hq/scripts/`. It connects
+directly: neither a proxy of the environment nor a redirect can carry the key elsewhere.
+"""
+
+from __future__ import annotations
+
+import http.client
+import json
+import math
+import random
+import re
+import ssl
+import time
+from collections.abc import Mapping
+from typing import Any
+from urllib.parse import urlsplit
+
+from hq_settings import Settings
+
+ATTEMPTS = 4
+LARGEST_ANSWER = 64 * 1024 * 1024
+RETRYABLE_STATUS = frozenset({408, 425, 429, 500, 502, 503, 504, 520, 521, 522, 523, 524})
+# Connection trouble, rollback by the database, lack of resources, shutdown; PostgREST's own of the same kind.
+RETRYABLE_CODES = ("08", "40", "53", "57", "PGRST000", "PGRST001", "PGRST002", "PGRST003", "PGRST202")
+HALF_CHARACTER = re.compile("[\ud800-\udfff]")
+
+
+class ServiceError(Exception):
+    """HQ could not be reached or refused the call: exit 1."""
+
+    def __init__(self, message: str, code: str = "service_failed", *, retryable: bool = False) -> None:
+        super().__init__(message)
+        self.code = code
+        self.retryable = retryable
+
+
+class HqClient:
+    """One agent's line to HQ. `call` returns the function's JSON or raises `ServiceError`."""
+
+    def __init__(self, settings: Settings) -> None:
+        self._settings = settings
+        self._target = urlsplit(settings.url)
+
+    def call(self, function: str, params: Mapping[str, Any]) -> Any:
+        """Call a database function; repeat what failed in passing, at growing, spread intervals."""
+        body = json.dumps(clean(dict(params)), allow_nan=False).encode("ascii")
+        for attempt in range(1, ATTEMPTS + 1):
+            try:
+                return self._call_once(function, body)
+            except ServiceError as fault:
+                if attempt == ATTEMPTS or not fault.retryable:
+                    raise
+                time.sleep(random.uniform(0.5, 1.0) * 0.25 * 2**attempt)  # noqa: S311 - spreads load, keeps no secret
+        raise AssertionError("the last attempt returns or raises")
+
+    def _call_once(self, function: str, body: bytes) -> Any:
+        deadline = time.monotonic() + self._settings.call_timeout
+        connection = self._connection()
+        try:
+            connection.request("POST", f"{self._target.path}/rest/v1/rpc/{function}", body, self._headers())
+            response = connection.getresponse()
+            answer = read_before(response, deadline)
+        except (OSError, http.client.HTTPException) as error:
+            raise ServiceError(
+                self._masked(f"HQ did not answer: {error!r}"), "unreachable", retryable=True
+            ) from None
+        finally:
+            connection.close()
+        if response.status in (200, 201, 204):
+            return parsed(answer)
+        raise self._refusal(function, response.status, answer)
+
+    def _connection(self) -> http.client.HTTPConnection:
+        host, timeout = self._target.hostname or "", self._settings.call_timeout
+        if self._target.scheme == "https":
+            context = ssl.create_default_context()
+            return http.client.HTTPSConnection(host, self._target.port, timeout=timeout, context=context)
+        return http.client.HTTPConnection(host, self._target.port, timeout=timeout)
+
+    def _headers(self) -> dict[str, str]:
+        key = self._settings.key
+        headers = {"apikey": key, "Content-Type": "application/json", "Accept": "application/json"}
+        # A new-style key (sb_secret_...) is no JWT: as a bearer token it would be refused.
+        if not key.startswith("sb_"):
+            headers["Authorization"] = f"Bearer {key}"
+        return headers
+
+    def _refusal(self, function: str, status: int, answer: bytes) -> ServiceError:
+        code, message = refusal_words(answer)
+        retryable = status in RETRYABLE_STATUS or code.startswith(RETRYABLE_CODES)
+        if code == "PGRST202":
+            message = f"the database does not know {function}: apply the dispatcher's migrations ({message})"
+        if status in (401, 403):
+            message = f"the key was refused: {message}"
+        return ServiceError(
+            self._masked(f"{message} (HTTP {status})"), code or f"http_{status}", retryable=retryable
+        )
+
+    def _masked(self, text: str) -> str:
+        return text.replace(self._settings.key, "***")[:1000]
+
+
+def read_before(response: http.client.HTTPResponse, deadline: float) -> bytes:
+    """The whole answer, or `TimeoutError` at the deadline however slowly it trickles in."""
+    pieces: list[bytes] = []
+    size = 0
+    while piece := response.read1(65536):
+        size += len(piece)
+        pieces.append(piece)
+        if size > LARGEST_ANSWER:
+            raise http.client.HTTPException("the answer is too large")
+        if time.monotonic() > deadline:
+            raise TimeoutError("the answer took too long")
+    return b"".join(pieces)
+
+
+def parsed(answer: bytes) -> Any:
+    """The JSON of an answer; a page of a proxy in its place is a fault."""
+    try:
+        return json.loads(answer) if answer.strip() else None
+    except ValueError:
+        raise ServiceError(
+            "HQ answered with something that is not JSON: is SUPABASE_URL right?", "not_json"
+        ) from None
+
+
+def refusal_words(answer: bytes) -> tuple[str, str]:
+    """Code and message of PostgREST's error document, or what stands in its place."""
+    try:
+        document = json.loads(answer)
+    except ValueError:
+        document = None
+    if not isinstance(document, dict):
+        return "", "HQ refused the call"
+    return str(document.get("code") or ""), str(document.get("message") or "HQ refused the call")
+
+
+def clean(value: Any) -> Any:
+    """The value without what no database takes: NUL dropped, half characters replaced, NaN as null."""
+    if isinstance(value, str):
+        return HALF_CHARACTER.sub("\ufffd", value.replace("\x00", ""))
+    if isinstance(value, dict):
+        return {clean(str(name)): clean(member) for name, member in value.items()}
+    if isinstance(value, (list, tuple)):
+        return [clean(member) for member in value]
+    return None if isinstance(value, float) and not math.isfinite(value) else value

@@ -1,0 +1,169 @@
+"""Who the agent is and where its HQ answers: environment, then the gateway's secrets, then the agent's own.
+
+Standard library only, Python 3.9+: this file is copied into an agent's `skills/hq/scripts/`.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+import sys
+import uuid
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+
+DEFAULT_TENANT = "00000000-0000-0000-0000-000000000000"
+ASSIGNMENT = re.compile(r"^\s*(?:export\s+)?([A-Za-z_][A-Za-z0-9_]*)\s*=\s*(.*?)\s*$")
+QUOTED = re.compile(r"""^(?:"((?:[^"\\]|\\.)*)"|'([^']*)')\s*(?:#.*)?$""")
+ESCAPES = {"n": "\n", "r": "\r", "t": "\t"}
+
+
+class UsageError(Exception):
+    """The command was called wrongly or lacks a setting: exit 2, message on stderr."""
+
+
+@dataclass(frozen=True)
+class Settings:
+    """What a command needs to know. The key is never part of a text form of this object."""
+
+    agent: str
+    tenant_id: str
+    url: str
+    key: str = field(repr=False)
+    call_timeout: float
+    state_folders: tuple[Path, ...]
+
+
+def load_settings(environ: Mapping[str, str]) -> Settings:
+    """Find every setting, or raise `UsageError` that names all that is missing or wrong."""
+    workspace = find_workspace(environ)
+    agent = environ.get("AGENT_SLUG", "").strip() or workspace.name
+    homes = openclaw_homes(environ)
+    found = merged_values(environ, secret_files(homes, workspace, agent))
+    faults = list(find_faults(agent, found))
+    if faults:
+        raise UsageError("; ".join(faults))
+    return Settings(
+        agent=agent,
+        tenant_id=found.get("TENANT_ID", DEFAULT_TENANT),
+        url=found["SUPABASE_URL"].rstrip("/"),
+        key=found["SUPABASE_SERVICE_ROLE_KEY"],
+        call_timeout=float(found.get("HQ_CALL_TIMEOUT", "10")),
+        state_folders=state_folders(environ, homes, workspace),
+    )
+
+
+def find_faults(agent: str, found: Mapping[str, str]) -> list[str]:
+    """Every missing or unusable setting in words; values of secrets are not repeated."""
+    faults = []
+    if not agent:
+        faults.append("the agent is unknown: set AGENT_SLUG or run from a folder that holds agent.json")
+    missing = [name for name in ("SUPABASE_URL", "SUPABASE_SERVICE_ROLE_KEY") if not found.get(name)]
+    if missing:
+        faults.append(
+            f"missing {' and '.join(missing)}: looked in the environment, "
+            "$OPENCLAW_HOME/secrets/gateway.env and secrets/agents/<slug>.env"
+        )
+    if found.get("SUPABASE_URL") and not re.match(r"^https?://[^/\s]+", found["SUPABASE_URL"]):
+        faults.append("SUPABASE_URL must begin with http:// or https:// and name a host")
+    if re.search(r"[^\x21-\x7e]", found.get("SUPABASE_SERVICE_ROLE_KEY", "")):
+        faults.append("SUPABASE_SERVICE_ROLE_KEY holds a blank or a character no key has")
+    if found.get("TENANT_ID") and not is_uuid(found["TENANT_ID"]):
+        faults.append("TENANT_ID must be a uuid")
+    if found.get("HQ_CALL_TIMEOUT") and not is_seconds(found["HQ_CALL_TIMEOUT"], 0.1, 120):
+        faults.append("HQ_CALL_TIMEOUT must be 0.1 to 120 seconds")
+    return faults
+
+
+def is_uuid(text: str) -> bool:
+    """Whether the text is a uuid in its usual form."""
+    try:
+        return str(uuid.UUID(text)) == text.lower()
+    except ValueError:
+        return False
+
+
+def is_seconds(text: str, lowest: float, highest: float) -> bool:
+    """Whether the text is a number of seconds within bounds."""
+    try:
+        return lowest <= float(text) <= highest
+    except ValueError:
+        return False
+
+
+def find_workspace(environ: Mapping[str, str]) -> Path:
+    """The agent's folder: the nearest one with agent.json above this script, then above the working folder.
+
+    Without an agent.json it is what holds `skills/hq/scripts`, else the working folder. Links are not
+    followed: a skill shared by link belongs to the workspace it is reached through.
+    """
+    scripts = Path(os.path.abspath(sys.argv[0])).parent  # noqa: PTH100 - Path.resolve() would follow links
+    here = Path(environ.get("PWD") or ".") if same_folder(environ.get("PWD")) else Path.cwd()
+    for start in (scripts, here):
+        for folder in (start, *start.parents):
+            if (folder / "agent.json").is_file():
+                return folder
+    in_place = scripts.parts[-3:] == ("skills", "hq", "scripts")
+    return scripts.parents[2] if in_place else here
+
+
+def same_folder(path: str | None) -> bool:
+    """Whether a path, as the shell keeps it in PWD, is the working folder."""
+    try:
+        return bool(path) and Path(str(path)).is_absolute() and Path(str(path)).samefile(Path.cwd())
+    except OSError:
+        return False
+
+
+def openclaw_homes(environ: Mapping[str, str]) -> list[Path]:
+    """Where OpenClaw's state may lie: OPENCLAW_HOME itself (as in YourHQ's containers) or .openclaw in it."""
+    named = environ.get("OPENCLAW_HOME", "").strip()
+    home = Path(named).expanduser() if named else Path.home() / ".openclaw"
+    return [home, home / ".openclaw"]
+
+
+def secret_files(homes: list[Path], workspace: Path, agent: str) -> list[Path]:
+    """The files that may hold settings, the first word counts."""
+    files = [home / "secrets" / "gateway.env" for home in homes]
+    if re.match(r"^[^./\\\x00][^/\\\x00]*$", agent):
+        files += [root / "secrets" / "agents" / f"{agent}.env" for root in (*homes, workspace)]
+    return files
+
+
+def merged_values(environ: Mapping[str, str], files: list[Path]) -> dict[str, str]:
+    """All values; what stands earlier wins, and an empty value counts as absent."""
+    found = {name: value.strip() for name, value in environ.items() if value.strip()}
+    for path in files:
+        for name, value in read_env_file(path).items():
+            if value.strip():
+                found.setdefault(name, value.strip())
+    return found
+
+
+def read_env_file(path: Path) -> dict[str, str]:
+    """The assignments of a dotenv file (export, quotes, comments); empty when it cannot be read."""
+    try:
+        text = path.read_text(encoding="utf-8", errors="replace")
+    except (OSError, ValueError):
+        return {}
+    matches = (ASSIGNMENT.match(line) for line in text.lstrip("\ufeff").splitlines())
+    return {match.group(1): unquote(match.group(2)) for match in matches if match}
+
+
+def unquote(raw: str) -> str:
+    """A dotenv value without its quotes or its trailing comment."""
+    quoted = QUOTED.match(raw)
+    if quoted is None:
+        return re.split(r"(?:^|\s)#", raw, maxsplit=1)[0].strip()
+    if quoted.group(1) is None:
+        return quoted.group(2)
+    return re.sub(r"\\(.)", lambda escape: ESCAPES.get(escape.group(1), escape.group(1)), quoted.group(1))
+
+
+def state_folders(environ: Mapping[str, str], homes: list[Path], workspace: Path) -> tuple[Path, ...]:
+    """Where lease tokens may be kept, best first: HQ_STATE_DIR alone, else OpenClaw's state or the workspace."""
+    named = environ.get("HQ_STATE_DIR", "").strip()
+    if named:
+        return (Path(named).expanduser(),)
+    return (*(home / "state" / "hq" for home in reversed(homes) if home.is_dir()), workspace / ".hq")

@@ -112,7 +112,12 @@ def test_a_firewalls_page_is_not_a_refused_key() -> None:
 
 
 def test_whole_rows_of_the_server_never_reach_the_text() -> None:
-    body = {"code": "23514", "message": "violates check", "details": "Failing row contains (SECRET)", "hint": "h"}
+    body = {
+        "code": "23514",
+        "message": "violates check",
+        "details": "Failing row contains (SECRET)",
+        "hint": "h",
+    }
     text = str(failed(answer(400, json=body)).error)
     assert "SECRET" not in text
     assert "violates check (hint: h)" in text

@@ -84,8 +84,7 @@ def test_the_position_after_a_row_covers_every_column_in_order() -> None:
     row = {"created_at": "2026-11-30T12:00:00+00:00", "id": 7, "more": None}
     assert after(["id"], row) == "(id.gt.7)"
     assert after(["created_at", "id"], row) == (
-        '(created_at.gt."2026-11-30T12:00:00+00:00",'
-        'and(created_at.eq."2026-11-30T12:00:00+00:00",id.gt.7))'
+        '(created_at.gt."2026-11-30T12:00:00+00:00",and(created_at.eq."2026-11-30T12:00:00+00:00",id.gt.7))'
     )
     with pytest.raises(ValueError, match="more"):
         after(["more"], row)

@@ -1,6 +1,6 @@
 -- The agent's side of the inbox: lease items, close them, escalate them, look, and hand work to another agent.
 -- The woken agent's scripts call these. A lease is a token: only its holder may close the item, and only while it lives.
--- Locks are taken in one order everywhere: the item, then its lease. Safe to apply twice.
+-- Locks are taken in the order of the daemon's functions: the agent's live wake, the item, its lease. Safe to apply twice.
 
 -- Shared pieces ---------------------------------------------------------------------------------------------------
 
@@ -38,6 +38,11 @@ declare
   v_item public.agent_inbox_items;
   v_lease public.inbox_item_leases;
 begin
+  -- The wake first, as end_wake does it: closing an item notes the wake's progress.
+  perform from public.agent_wakes as wake
+    where wake.agent_id = (select item.agent_id from public.agent_inbox_items as item where item.id = p_item_id)
+      and wake.state in ('starting', 'running')
+      for no key update;
   select * into v_item from public.agent_inbox_items as item where item.id = p_item_id for update;
   if not found then
     return 'not_found';
@@ -71,7 +76,9 @@ comment on function public.inbox_close_verdict(uuid, text) is
 
 -- Lease -----------------------------------------------------------------------------------------------------------
 
-create or replace function public.lease_one_inbox_item(p_item_id uuid, p_lease_seconds integer, p_lease_token uuid) returns boolean
+create or replace function public.lease_one_inbox_item(
+  p_item_id uuid, p_lease_seconds integer, p_lease_token uuid, p_wake_id uuid
+) returns boolean
 language plpgsql volatile security invoker set search_path = ''
 as $$
 declare
@@ -92,9 +99,8 @@ begin
    where item.id = p_item_id;
   insert into public.inbox_item_leases as lease
          (item_id, tenant_id, agent_id, wake_id, lease_token, attempt, leased_at, leased_until)
-  select item.id, item.tenant_id, item.agent_id, wake.id, p_lease_token, item.attempt_count, item.leased_at, item.leased_until
+  select item.id, item.tenant_id, item.agent_id, p_wake_id, p_lease_token, item.attempt_count, item.leased_at, item.leased_until
     from public.agent_inbox_items as item
-    left join public.agent_wakes as wake on wake.agent_id = item.agent_id and wake.state in ('starting', 'running')
    where item.id = p_item_id
   on conflict (item_id) do update
      set tenant_id = excluded.tenant_id, agent_id = excluded.agent_id, wake_id = excluded.wake_id,
@@ -103,8 +109,8 @@ begin
   return true;
 end
 $$;
-comment on function public.lease_one_inbox_item(uuid, integer, uuid) is
-  'Leases one item if it is free and due; false when another session has it. The lease names the agent''s live wake, which keeps it alive.';
+comment on function public.lease_one_inbox_item(uuid, integer, uuid, uuid) is
+  'Leases one item if it is free and due; false when another session has it. The lease names the wake it is taken in, which keeps it alive.';
 
 create or replace function public.inbox_items_of_lease(p_agent_id uuid, p_lease_token uuid) returns jsonb
 language sql stable security invoker set search_path = ''
@@ -154,6 +160,7 @@ declare
   v_wanted integer := least(greatest(coalesce(p_limit, 1), 1), 100);
   v_items jsonb;
   v_item_id uuid;
+  v_wake_id uuid;
 begin
   if v_agent_id is null then
     return jsonb_build_object('code', 'unknown_agent');
@@ -162,12 +169,16 @@ begin
   perform pg_advisory_xact_lock(hashtextextended('lease_inbox_items ' || v_token::text, 0));
   v_items := public.inbox_items_of_lease(v_agent_id, v_token);
   if jsonb_array_length(v_items) = 0 then
+    -- Held until the lease is written: a wake that ends now ends before or after it, and then gives the items back.
+    select wake.id into v_wake_id from public.agent_wakes as wake
+     where wake.agent_id = v_agent_id and wake.state in ('starting', 'running')
+       for key share;
     for v_item_id in
       select due.id from public.agent_inbox_due as due
        where due.tenant_id = p_tenant_id and due.agent_id = v_agent_id and due.due_at <= clock_timestamp()
        order by due.created_at, due.id
     loop
-      if public.lease_one_inbox_item(v_item_id, v_seconds, v_token) then
+      if public.lease_one_inbox_item(v_item_id, v_seconds, v_token, v_wake_id) then
         v_wanted := v_wanted - 1;
       end if;
       exit when v_wanted = 0;
@@ -385,17 +396,21 @@ begin
   end if;
 
   v_depth := coalesce(v_wake.chain_depth + 1, 0);
-  insert into public.agent_inbox_items (tenant_id, agent_id, agent_slug, event_type, task_id, summary, context, dedup_key)
-  values (p_tenant_id, v_recipient_id, p_to_agent_slug, p_event_type::public.inbox_event_type,
-          (select task.id from public.tasks as task
-            where task.tenant_id = p_tenant_id
-              and task.id = substring(v_context ->> 'task_id' from '^[0-9a-fA-F]{8}(?:-[0-9a-fA-F]{4}){3}-[0-9a-fA-F]{12}$')::uuid),
-          v_summary,
-          v_context || jsonb_build_object('from_agent', p_from_agent_slug),
-          'handoff:' || gen_random_uuid()::text)
-  returning id into v_item_id;
+  -- One statement: what looks at new items after the insert must already see where they come from.
+  with posted as (
+    insert into public.agent_inbox_items (tenant_id, agent_id, agent_slug, event_type, task_id, summary, context, dedup_key)
+    values (p_tenant_id, v_recipient_id, p_to_agent_slug, p_event_type::public.inbox_event_type,
+            (select task.id from public.tasks as task
+              where task.tenant_id = p_tenant_id
+                and task.id = substring(v_context ->> 'task_id' from '^[0-9a-fA-F]{8}(?:-[0-9a-fA-F]{4}){3}-[0-9a-fA-F]{12}$')::uuid),
+            v_summary,
+            v_context || jsonb_build_object('from_agent', p_from_agent_slug),
+            'handoff:' || gen_random_uuid()::text)
+    returning id
+  )
   insert into public.inbox_item_origins (item_id, tenant_id, wake_id, from_agent_id, chain_depth, request_key)
-  values (v_item_id, p_tenant_id, v_wake.id, v_sender_id, v_depth, v_key);
+  select posted.id, p_tenant_id, v_wake.id, v_sender_id, v_depth, v_key from posted
+  returning item_id into v_item_id;
   return jsonb_build_object('applied', true, 'code', 'ok', 'inbox_item_id', v_item_id, 'chain_depth', v_depth);
 end
 $$;
@@ -411,7 +426,7 @@ begin
   foreach v_function in array array[
     'merge_inbox_context(jsonb, jsonb)', 'clean_inbox_reason(text)', 'find_inbox_agent(uuid, text)',
     'lock_inbox_lease(uuid, uuid, text[])', 'inbox_close_verdict(uuid, text)',
-    'lease_one_inbox_item(uuid, integer, uuid)', 'inbox_items_of_lease(uuid, uuid)',
+    'lease_one_inbox_item(uuid, integer, uuid, uuid)', 'inbox_items_of_lease(uuid, uuid)',
     'lease_inbox_items(uuid, text, integer, integer, uuid)', 'close_inbox_item(uuid, uuid, text, text)',
     'escalate_inbox_item(uuid, uuid, text)', 'inbox_overview(uuid, text)', 'find_sender_wake(uuid)',
     'inbox_post_key(text, uuid, text, timestamptz)', 'post_inbox_item(uuid, text, text, text, text, jsonb, text)'

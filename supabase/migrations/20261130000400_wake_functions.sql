@@ -41,6 +41,11 @@ $$;
 comment on function public.wake_cooldown_ends(public.agent_wake_state, jsonb) is
   'When the agent''s cooldown is over: wake_cooldown doubled per failure in a row, at most max_wake_cooldown, from the start of a good wake or the end of a failed one. NULL before the first wake.';
 
+create or replace function public.wake_chain_limit(p_settings jsonb) returns integer
+language sql immutable set search_path = ''
+as $$ select coalesce(nullif((p_settings ->> 'max_wake_chain')::integer, 0), 2147483647) $$;
+comment on function public.wake_chain_limit(jsonb) is 'From which chain depth on an item wakes nobody; max_wake_chain = 0 means never.';
+
 create or replace function public.wake_gates(
   p_agent_id uuid, p_settings jsonb, p_all boolean default false,
   out blocked text[], out retry_at timestamptz, out due_item_id uuid, out chain_depth integer
@@ -49,7 +54,7 @@ language plpgsql stable set search_path = ''
 as $$
 declare
   v_now constant timestamptz := now();
-  v_max_chain constant integer := coalesce((p_settings ->> 'max_wake_chain')::integer, 6);
+  v_max_chain constant integer := public.wake_chain_limit(p_settings);
   v_max_per_day constant integer := coalesce((p_settings ->> 'max_wakes_per_day')::integer, 0);
   v_state public.agent_wake_state;
   v_until timestamptz;
@@ -207,6 +212,7 @@ declare
   v_live integer;
   v_items uuid[];
   v_wake public.agent_wakes;
+  v_path text;
 begin
   select id, slug, tenant_id into v_agent from public.agents
    where id = p_agent_id and gateway_id = p_instance.gateway_id and tenant_id = p_instance.tenant_id;
@@ -215,7 +221,8 @@ begin
   end if;
   perform from public.dispatcher_gateways where gateway_id = p_instance.gateway_id for update;
   insert into public.agent_wake_state (agent_id, tenant_id) values (p_agent_id, v_agent.tenant_id) on conflict do nothing;
-  perform from public.agent_wake_state where agent_id = p_agent_id for update;
+  select coalesce(max(waitlist_path) filter (where waitlist_path = 'command'), p_path) into v_path
+    from (select waitlist_path from public.agent_wake_state where agent_id = p_agent_id for update) as locked;
 
   -- The insert trigger resets an agent at once; where a database has no trigger, the items that came by name do.
   if exists (select from public.agent_wake_state as state
@@ -251,10 +258,10 @@ begin
   v_items := coalesce(v_items, array[v_gates.due_item_id]);
   insert into public.agent_wakes (tenant_id, agent_id, gateway_id, instance_id, claim_request, path, item_ids, chain_depth, model_override,
                                   thinking_override, deadline_at)
-  select v_agent.tenant_id, p_agent_id, p_instance.gateway_id, p_instance.id, p_request, p_path, v_items,
+  select v_agent.tenant_id, p_agent_id, p_instance.gateway_id, p_instance.id, p_request, v_path, v_items,
          (select coalesce(max(due.chain_depth), 0) from public.agent_inbox_due as due
            where due.agent_id = p_agent_id and due.due_at <= now()
-             and due.chain_depth < coalesce((p_instance.settings ->> 'max_wake_chain')::integer, 6)),
+             and due.chain_depth < public.wake_chain_limit(p_instance.settings)),
          case when jsonb_typeof(item.context -> 'model_override') = 'string' then nullif(item.context ->> 'model_override', '') end,
          case when jsonb_typeof(item.context -> 'thinking_override') = 'string' then nullif(item.context ->> 'thinking_override', '') end,
          now() + make_interval(secs => (p_instance.settings ->> 'agent_process_timeout')::double precision + 15)
@@ -656,9 +663,13 @@ begin
   delete from public.dispatcher_instances as old
    where old.gateway_id = v_gateway.id and old.last_heartbeat_at < now() - interval '7 days'
      and not exists (select from public.agent_wakes as wake where wake.instance_id = old.id and wake.ended_at is null);
-  insert into public.dispatcher_instances (tenant_id, gateway_id, hostname, host_id, pid, pid_started_at, version, settings)
-  values (p_tenant_id, v_gateway.id, p_identity ->> 'hostname', p_identity ->> 'host_id', (p_identity ->> 'pid')::integer,
-          (p_identity ->> 'pid_started_at')::double precision, p_identity ->> 'version', p_settings)
+  insert into public.dispatcher_instances as instance (id, tenant_id, gateway_id, hostname, host_id, pid, pid_started_at, version, settings)
+  values (coalesce((p_identity ->> 'instance_id')::uuid, gen_random_uuid()), p_tenant_id, v_gateway.id, p_identity ->> 'hostname',
+          p_identity ->> 'host_id', (p_identity ->> 'pid')::integer, (p_identity ->> 'pid_started_at')::double precision,
+          p_identity ->> 'version', p_settings)
+  on conflict (id) do update
+     set state = 'running', stopped_at = null, last_heartbeat_at = now(), settings = excluded.settings
+   where instance.gateway_id = excluded.gateway_id and instance.pid = excluded.pid
   returning id into v_id;
   return jsonb_build_object('code', 'ok', 'instance_id', v_id, 'gateway_id', v_gateway.id, 'gateway_slug', v_gateway.slug,
                             'topic', public.dispatcher_gateway_topic(v_gateway.id), 'broadcast_available', public.broadcast_hints_available(),
@@ -666,7 +677,7 @@ begin
 end
 $$;
 comment on function public.register_dispatcher_instance(uuid, text, jsonb, jsonb) is
-  'Registers a daemon for a gateway (slug or id). Answers {code: ok, instance_id, gateway_id, topic, broadcast_available, open_wakes} or {code: unknown_gateway, known}.';
+  'Registers a daemon for a gateway (slug or id) under the id it chose (p_identity.instance_id); a repeat is the same row. Answers {code: ok, instance_id, gateway_id, topic, broadcast_available, open_wakes} or {code: unknown_gateway, known}.';
 
 create or replace function public.adopt_wake(p_instance_id uuid, p_wake_id uuid, p_claim_token uuid, p_host_id text, p_pid integer, p_pid_started_at double precision) returns jsonb
 language plpgsql volatile set search_path = ''
@@ -811,7 +822,7 @@ create or replace function public.stop_wake_chains(p_instance public.dispatcher_
 language plpgsql volatile set search_path = ''
 as $$
 declare
-  v_limit constant integer := coalesce((p_instance.settings ->> 'max_wake_chain')::integer, 6);
+  v_limit constant integer := public.wake_chain_limit(p_instance.settings);
   v_chain record;
   v_count integer := 0;
 begin

@@ -1,0 +1,87 @@
+"""What follows from a verdict: a start, or a log line and a time to look again."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Callable, Iterable
+from uuid import UUID
+
+from dispatcher import events
+from dispatcher.inbox.model import Grant, Refusal, ReportResult, Verdict
+from dispatcher.logs import get_logger
+from dispatcher.runtime.backoff import jittered
+from dispatcher.runtime.wakeup import DueTimes
+
+log = get_logger(__name__)
+
+RETRY_AFTER_ERROR = 30.0
+
+
+class Decisions:
+    """Acts on verdicts, whichever call brought them. Thread-safe."""
+
+    def __init__(
+        self,
+        launch: Callable[[Grant], None],
+        due: DueTimes[UUID],
+        *,
+        draw: Callable[[], float] = random.random,
+        on_decision: Callable[[str], None] = lambda _reason: None,
+    ) -> None:
+        self._launch = launch
+        self._due = due
+        self._draw = draw
+        self._on_decision = on_decision
+
+    def act_on(self, verdicts: Iterable[Verdict]) -> None:
+        """Starts what was granted; logs and schedules what was refused."""
+        for verdict in verdicts:
+            if isinstance(verdict, Grant):
+                self._due.cancel(verdict.agent_id)
+                self._on_decision("granted")
+                self._launch(verdict)
+            else:
+                self._on_decision(gate_of(verdict.reason))
+                self._refused(verdict)
+
+    def after_end(self, result: ReportResult) -> None:
+        """A wake ended: its agent is due again when its gates will have opened."""
+        if result.agent_id is not None and result.retry_in is not None:
+            self._schedule(result.agent_id, result.retry_in, spread=0.25 if result.failures else 0.0)
+
+    def _refused(self, refusal: Refusal) -> None:
+        if refusal.reason == "error":
+            self._failed(refusal)
+            return
+        if refusal.retry_in is not None:
+            self._schedule(refusal.agent_id, refusal.retry_in)
+        if refusal.reason in ("no_actionable_work", "not_local"):
+            return
+        log.info(
+            events.WAKE_SKIPPED,
+            msg=f"Skipping wake for {refusal.agent_slug} ({refusal.reason})",
+            agent=refusal.agent_slug,
+            reason=refusal.reason,
+            retry_in_s=None if refusal.retry_in is None else round(refusal.retry_in, 1),
+        )
+
+    def _failed(self, refusal: Refusal) -> None:
+        """The gates of one agent raise: it is named, and left alone for a while."""
+        self._schedule(refusal.agent_id, RETRY_AFTER_ERROR, spread=0.25)
+        log.error(
+            events.WAKE_DECISION_FAILED,
+            msg=f"Cannot decide about {refusal.agent_slug or refusal.agent_id}: {refusal.error}",
+            agent=refusal.agent_slug,
+            agent_id=str(refusal.agent_id),
+            error=refusal.error,
+        )
+
+    def _schedule(self, agent_id: UUID, seconds: float, spread: float = 0.0) -> None:
+        """Due in `seconds`, later by up to `spread` of it: agents that failed together do not return together."""
+        late = jittered(seconds, spread, self._draw) if spread else seconds
+        self._due.schedule_in(agent_id, max(late, seconds) + 0.02)
+
+
+def gate_of(reason: str) -> str:
+    """The gate behind a skip reason, without its numbers: `cooldown(12s)` → `cooldown`."""
+    return reason.partition("(")[0]

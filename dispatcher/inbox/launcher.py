@@ -1,0 +1,194 @@
+"""From a granted claim to a running process, and from its end to a report."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from datetime import UTC, datetime
+from typing import Protocol
+from uuid import UUID
+
+from dispatcher import events
+from dispatcher.agents.command import build_argv
+from dispatcher.agents.process import ChildProcess
+from dispatcher.agents.supervisor import Ending, WakeProcess
+from dispatcher.errors import DispatcherError
+from dispatcher.inbox import model
+from dispatcher.inbox.book import BookedWake, WakeBook
+from dispatcher.inbox.message import wake_message, wake_reason
+from dispatcher.inbox.model import Ended, Grant, Report, ReportResult, Started
+from dispatcher.logs import get_logger
+
+log = get_logger(__name__)
+
+
+class Starts(Protocol):
+    """The part of `Supervisor` that a launch needs."""
+
+    def start(self, wake_id: UUID, agent: str, argv: Sequence[str], env: Mapping[str, str]) -> ChildProcess: ...
+
+    def stop(self, wake_id: UUID, cause: str) -> bool: ...
+
+
+class Launcher:
+    """Starts granted wakes and reports what became of them. Called from any thread."""
+
+    def __init__(
+        self,
+        *,
+        book: WakeBook,
+        executable: str,
+        host_id: str,
+        resolve_agent: Callable[[str | None, str], str],
+        child_environment: Callable[[UUID], Mapping[str, str]],
+    ) -> None:
+        self._book = book
+        self._executable = executable
+        self._host_id = host_id
+        self._resolve_agent = resolve_agent
+        self._child_environment = child_environment
+        self._open = True
+        self._supervisor: Starts
+        self._report: Callable[[Report], None]
+
+    def connect(self, supervisor: Starts, report: Callable[[Report], None]) -> None:
+        """Names the two it works with; they need its methods, so they are made after it."""
+        self._supervisor = supervisor
+        self._report = report
+
+    def close(self) -> None:
+        """From now on a grant is handed back instead of started."""
+        self._open = False
+
+    def launch(self, grant: Grant) -> None:
+        """Starts the process of a grant; a spawn that fails is reported as such and never raises."""
+        self._book.add(BookedWake(grant.wake_id, grant.claim_token, grant.agent_id, grant.agent_slug))
+        if not self._open:
+            self._report(Ended(grant.wake_id, grant.claim_token, "interrupted", error="the daemon is stopping"))
+            return
+        try:
+            child = self._spawn(grant)
+        except Exception as error:  # whatever is wrong with one agent's spawn concerns that agent alone
+            self._refuse(grant, error)
+            return
+        self._book.note_pid(grant.wake_id, child.pid)
+        self._report(Started(grant.wake_id, grant.claim_token, self._host_id, child.pid, child.started_at))
+        self._tell(grant, child)
+
+    def _spawn(self, grant: Grant) -> ChildProcess:
+        argv = build_argv(
+            self._executable,
+            self._resolve_agent(grant.workspace_slug, grant.agent_slug),
+            wake_message(grant),
+            model=_override(grant, "model_override"),
+            thinking=_override(grant, "thinking_override"),
+        )
+        return self._supervisor.start(
+            grant.wake_id, grant.agent_slug, argv, self._child_environment(grant.wake_id)
+        )
+
+    def _refuse(self, grant: Grant, error: Exception) -> None:
+        log.error(
+            events.WAKE_SPAWN_FAILED,
+            msg=f"Could not start {grant.agent_slug}: {error}",
+            agent=grant.agent_slug,
+            wake_id=str(grant.wake_id),
+            error=str(error),
+            exc_info=None if isinstance(error, DispatcherError) else error,
+        )
+        self._report(Ended(grant.wake_id, grant.claim_token, "spawn_failed", error=str(error)))
+
+    def _tell(self, grant: Grant, child: ChildProcess) -> None:
+        if grant.blockers_error:
+            log.warning(
+                events.WAKE_BLOCKERS_UNKNOWN,
+                msg="Could not look up blockers; woke without the note",
+                agent=grant.agent_slug,
+                error=grant.blockers_error,
+            )
+        log.info(
+            events.WAKE_STARTED,
+            msg=f"Woke {grant.agent_slug}",
+            agent=grant.agent_slug,
+            reason=wake_reason(grant),
+            path=grant.path,
+            wake_id=str(grant.wake_id),
+            item_id=str(grant.item_ids[0]) if grant.item_ids else None,
+            pid=child.pid,
+            item_age_ms=_age_ms(grant.item_created_at),
+            **_shown_overrides(grant),
+        )
+
+    def on_end(self, process: WakeProcess, ending: Ending) -> None:
+        """The process is gone: report how. Called by its waiter thread."""
+        wake = self._book.get(process.wake_id)
+        if wake is None:
+            return
+        kind = _ENDINGS[ending.kind]
+        self._report(Ended(wake.wake_id, wake.claim_token, kind, ending.exit_code, ending.cause))
+        log.info(
+            events.WAKE_ENDED,
+            msg=f"{wake.agent_slug} ended ({kind}, exit code {ending.exit_code}) after {ending.duration_s:.1f} s",
+            agent=wake.agent_slug,
+            wake_id=str(wake.wake_id),
+            ending=kind,
+            exit_code=ending.exit_code,
+            duration_s=round(ending.duration_s, 3),
+            cause=ending.cause,
+        )
+
+    def stop_fenced(self, wake_id: UUID) -> None:
+        """Another instance owns this wake now: stop the child, say so, forget it."""
+        wake = self._book.get(wake_id)
+        if wake is None:
+            return
+        log.warning(
+            events.LEASE_LOST,
+            msg=f"The wake of {wake.agent_slug} belongs to another instance now; stopping its process",
+            agent=wake.agent_slug,
+            wake_id=str(wake_id),
+        )
+        self._book.remove(wake_id)
+        self._supervisor.stop(wake_id, "fence lost")
+
+    def on_result(self, result: ReportResult) -> None:
+        """The database's answer to a report."""
+        if result.report == "started" and result.code == "fence_lost":
+            self.stop_fenced(result.wake_id)
+
+
+_ENDINGS: dict[str, model.Ending] = {
+    "exited": "exited",
+    "timed_out": "timed_out",
+    "stopped": "interrupted",
+    "lost": "lost",
+}
+
+
+def _override(grant: Grant, name: str) -> str | None:
+    """The override when it is a non-empty string; another type is ignored with one warning."""
+    value = getattr(grant, name)
+    if value is None or isinstance(value, str):
+        return value or None
+    log.warning(
+        events.WAKE_OVERRIDE_IGNORED,
+        msg=f"Ignored {name}: not a string",
+        agent=grant.agent_slug,
+        wake_id=str(grant.wake_id),
+        override=name,
+        type=type(value).__name__,
+    )
+    return None
+
+
+def _shown_overrides(grant: Grant) -> dict[str, object]:
+    names = ("model_override", "thinking_override")
+    shown = {name: value for name in names if isinstance(value := getattr(grant, name), str) and value}
+    return shown | ({"blockers": len(grant.blockers)} if grant.blockers else {})
+
+
+def _age_ms(created_at: str | None) -> float | None:
+    """Milliseconds since the item was inserted, by this host's clock against the database's: for people, not for rules."""
+    if created_at is None:
+        return None
+    age = datetime.now(UTC) - datetime.fromisoformat(created_at)
+    return round(age.total_seconds() * 1000, 1)

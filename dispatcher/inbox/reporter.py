@@ -1,0 +1,133 @@
+"""Tells the database what became of wakes, and takes the next agents off the waitlist in the same call.
+
+One thread. Whatever waits goes out in one call: alone at once, together under load. Nothing is dropped while the
+database is away; at a stop what is left is tried until the time is up.
+"""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Callable
+from typing import Final
+
+from dispatcher import events
+from dispatcher.errors import DispatcherError
+from dispatcher.inbox.book import WakeBook
+from dispatcher.inbox.model import Ended, Report, ReportAnswer, ReportResult, Verdict
+from dispatcher.inbox.store import InboxStore
+from dispatcher.logs import get_logger
+from dispatcher.runtime.backoff import Backoff
+from dispatcher.runtime.health import LoopHealth
+from dispatcher.runtime.service import Service
+
+log = get_logger(__name__)
+
+MAX_REPORTS_PER_CALL: Final = 100
+FLUSH_SECONDS: Final = 6.0
+
+
+class Reporter(Service):
+    """`put` queues a report; `on_verdicts` gets the claims that came back, `on_result` each report's result."""
+
+    def __init__(
+        self,
+        store: InboxStore,
+        book: WakeBook,
+        claim_limit: int,
+        *,
+        on_verdicts: Callable[[list[Verdict]], None],
+        on_result: Callable[[ReportResult], None],
+        health: LoopHealth,
+    ) -> None:
+        super().__init__("reporter")
+        self._store = store
+        self._book = book
+        self._claim_limit = claim_limit
+        self._on_verdicts = on_verdicts
+        self._on_result = on_result
+        self._health = health
+        self._backoff = Backoff(base=0.5, cap=5.0)
+        self._changed = threading.Condition()
+        self._reports: list[Report] = []
+        self._claiming = True
+
+    def put(self, report: Report) -> None:
+        """Queues a report; it goes out with whatever else waits."""
+        with self._changed:
+            self._reports.append(report)
+            self._changed.notify()
+
+    def stop_claiming(self) -> None:
+        """From now on no call takes agents off the waitlist."""
+        self._claiming = False
+
+    def request_stop(self) -> None:
+        """As in `Service`; what waits is still sent, for at most `FLUSH_SECONDS`."""
+        super().request_stop()
+        with self._changed:
+            self._changed.notify_all()
+
+    def run_service(self) -> None:
+        """Sends until asked to stop and nothing is left, or the time to flush is up."""
+        flush_until: float | None = None
+        while True:
+            if self.stopping.is_set():
+                flush_until = flush_until or time.monotonic() + FLUSH_SECONDS
+                if not self._reports or time.monotonic() > flush_until:
+                    return
+            self._send(self._take())
+
+    def _take(self) -> list[Report]:
+        with self._changed:
+            self._changed.wait_for(lambda: self._reports or self.stopping.is_set())
+            taken, self._reports = self._reports[:MAX_REPORTS_PER_CALL], self._reports[MAX_REPORTS_PER_CALL:]
+            return taken
+
+    def _send(self, reports: list[Report]) -> None:
+        if not reports:
+            return
+        # Only an end frees a slot; a start alone needs no look at the waitlist.
+        frees = any(isinstance(report, Ended) for report in reports)
+        limit = self._claim_limit if frees and self._claiming else 0
+        try:
+            answer = self._store.report(reports, limit)
+        except DispatcherError as error:
+            self._keep(reports, error)
+            return
+        self._backoff.reset()
+        self._health.succeeded()
+        self._settle(answer, reports)
+
+    def _keep(self, reports: list[Report], error: DispatcherError) -> None:
+        """The reports go back to the head of the queue and wait; they are facts, and the database must learn them."""
+        with self._changed:
+            self._reports[:0] = reports
+        self._health.failed(error)
+        delay = self._backoff.next_delay()
+        log.warning(
+            events.WAKE_END_UNREPORTED,
+            msg=f"Could not report {len(reports)} wake(s), trying again in {delay:.1f} s",
+            reports=len(reports),
+            error=str(error),
+        )
+        self._rest(delay)
+
+    def _rest(self, delay: float) -> None:
+        """Waits before the next try; a stop ends the wait, and what is left is then tried more often."""
+        if self.stopping.is_set():
+            time.sleep(min(delay, 0.5))
+        else:
+            self.stopping.wait(delay)
+
+    def _settle(self, answer: ReportAnswer, reports: list[Report]) -> None:
+        refused = [
+            report for report, result in zip(reports, answer.results, strict=True) if result.code == "error"
+        ]
+        if refused:
+            self._keep(refused, DispatcherError(answer.results[0].error or "the report was refused"))
+        for result in answer.results:
+            if result.report == "ended" and result.code != "error":
+                self._book.remove(result.wake_id)
+            self._on_result(result)
+        self._on_verdicts(answer.verdicts)

@@ -1,0 +1,147 @@
+"""The sweep: the net under every hint. One call does the database's half; this is the other half."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, Final
+
+from dispatcher import events
+from dispatcher.inbox.decisions import Decisions
+from dispatcher.inbox.model import Grant, SweepAnswer
+from dispatcher.inbox.store import InboxStore
+from dispatcher.inbox.worker import HintedItems, LocalAgents
+from dispatcher.logs import get_logger
+from dispatcher.runtime.backoff import Backoff
+from dispatcher.runtime.health import Health
+
+log = get_logger(__name__)
+
+SILENT_AFTER: Final = 3
+SILENT_CAUSE: Final = "realtime_silent"
+
+
+class Sweeper:
+    """One `beat` is one sweep. `interval` says when the next is due."""
+
+    def __init__(
+        self,
+        store: InboxStore,
+        agents: LocalAgents,
+        hinted: HintedItems,
+        decisions: Decisions,
+        *,
+        claim_limit: int,
+        interval: float,
+        degraded_interval: float,
+        is_realtime_well: Callable[[], bool],
+        settle_open_wakes: Callable[[Sequence[Mapping[str, Any]]], None],
+        on_broadcast_available: Callable[[bool], None],
+        health: Health,
+    ) -> None:
+        self._store = store
+        self._agents = agents
+        self._hinted = hinted
+        self._decisions = decisions
+        self._claim_limit = claim_limit
+        self._interval = interval
+        self._degraded_interval = degraded_interval
+        self._is_realtime_well = is_realtime_well
+        self._settle_open_wakes = settle_open_wakes
+        self._on_broadcast_available = on_broadcast_available
+        self._health = health
+        self._failures = Backoff(base=1.0, cap=degraded_interval)
+        self._silence = SilenceWatch()
+        self.sweeps = 0
+
+    def beat(self) -> None:
+        """Sweeps once. Raises what the call raises; the next beat then comes soon."""
+        started = time.monotonic()
+        self._failures.attempts += 1
+        was_well = self._is_realtime_well()
+        answer = self._store.sweep(self._claim_limit)
+        self._failures.reset()
+        self._agents.replace(answer.agent_ids)
+        self._on_broadcast_available(answer.broadcast_available)
+        self._watch_for_silence(answer, was_well)
+        self._decisions.act_on(answer.verdicts)
+        self._settle_open_wakes(answer.open_wakes)
+        self._tell(answer, time.monotonic() - started)
+        self.sweeps += 1
+
+    def next_interval(self) -> float:
+        """Seconds to the next sweep: soon after a failed one, often while Realtime is not known to be well."""
+        if self._failures.attempts:
+            attempts = self._failures.attempts
+            delay = self._failures.next_delay()
+            self._failures.attempts = attempts
+            return delay
+        well = self._is_realtime_well() and not self._silence.is_silent
+        return self._interval if well else min(self._interval, self._degraded_interval)
+
+    def note_hint(self) -> None:
+        """A hint of an item came: Realtime speaks."""
+        if self._silence.heard():
+            self._health.clear_cause(SILENT_CAUSE)
+
+    def note_subscribed(self) -> None:
+        """What came before a subscription has no hint, and the sweep that follows finds it: that is no silence."""
+        self._silence.excuse_next_sweep()
+
+    def _watch_for_silence(self, answer: SweepAnswer, was_well: bool) -> None:
+        found = [v for v in answer.verdicts if isinstance(v, Grant) and v.path == "sweep"]
+        missed = [grant for grant in found if not self._hinted.knows(grant.item_ids)]
+        if self._silence.swept(len(missed) if was_well else 0):
+            text = f"Realtime is silent: {SILENT_AFTER} items were found by the sweep alone"
+            self._health.add_cause(SILENT_CAUSE, text)
+            log.warning(
+                events.REALTIME_SILENT,
+                msg=text + "; check the publication, the trigger and the key's rights",
+                found_by_sweep=len(missed),
+            )
+
+    def _tell(self, answer: SweepAnswer, seconds: float) -> None:
+        for error in answer.errors:
+            log.error(
+                events.SWEEP_STEP_FAILED,
+                msg=f"Sweep step {error['phase']} failed",
+                phase=error["phase"],
+                error=f"{error['error']} ({error['error_code']})",
+            )
+        granted = sum(isinstance(verdict, Grant) for verdict in answer.verdicts)
+        busy = granted or any(answer.counts.get(name) for name in ("expired", "buried", "chained", "stalled"))
+        (log.info if busy or not self.sweeps else log.debug)(
+            events.SWEEP_FINISHED,
+            msg=f"Sweep of {len(answer.agent_ids)} agents: {granted} woken, {answer.counts.get('waiting', 0)} waiting",
+            agents=len(answer.agent_ids),
+            woken=granted,
+            duration_s=round(seconds, 3),
+            **answer.counts,
+        )
+
+
+class SilenceWatch:
+    """Counts items that only sweeps found while Realtime claimed to be well. Pure."""
+
+    def __init__(self) -> None:
+        self._missed = 0
+        self._excused = True
+        self.is_silent = False
+
+    def swept(self, missed: int) -> bool:
+        """A sweep found `missed` items no hint had named. True once, when that makes it silent."""
+        if self._excused:
+            self._excused = False
+            return False
+        self._missed += missed
+        becomes_silent = not self.is_silent and self._missed >= SILENT_AFTER
+        self.is_silent = self.is_silent or becomes_silent
+        return becomes_silent
+
+    def heard(self) -> bool:
+        """A hint arrived. True when that ends a silence."""
+        was_silent, self.is_silent, self._missed = self.is_silent, False, 0
+        return was_silent
+
+    def excuse_next_sweep(self) -> None:
+        self._excused = True

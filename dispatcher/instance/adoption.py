@@ -1,0 +1,150 @@
+"""What becomes of wakes that another daemon left open: adopted, closed as lost, or left to their owner."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Final, Literal, Protocol
+
+from dispatcher import events
+from dispatcher.instance.model import Adoption, OpenWake
+from dispatcher.logs import get_logger
+
+log = get_logger(__name__)
+
+Judgement = Literal["leave", "look_here", "lost"]
+
+# A pid that is still gone at the second look: between fork and exec a child does not carry its marker yet.
+SECOND_LOOK_SECONDS: Final = 0.3
+
+
+@dataclass(frozen=True, slots=True)
+class Host:
+    """This machine as processes see it: `host_id` is boot and pid namespace, where a pid means something."""
+
+    host_id: str
+    hostname: str
+
+
+def judge(wake: OpenWake, host: Host, instance_timeout: float, is_owner_alive: bool | None) -> Judgement:
+    """Whether a wake may be touched, and how its process can be told alive.
+
+    `is_owner_alive` is what this host knows of the owner's process; None when the owner ran elsewhere.
+    A living owner keeps its wakes however silent it is. An owner elsewhere is believed dead when it has
+    been silent too long, but its child may live on there: its wake is lost only after its deadline.
+    """
+    if is_owner_alive:
+        return "leave"
+    silent = wake.owner_silent_for is None or wake.owner_silent_for > instance_timeout or wake.owner_stopped
+    if wake.host_id == host.host_id:
+        return "look_here" if is_owner_alive is False or silent else "leave"
+    if not silent:
+        return "leave"
+    # The same container started again: nothing of its earlier life survived.
+    if wake.hostname == host.hostname:
+        return "lost"
+    return "lost" if wake.deadline_in < 0 else "leave"
+
+
+@dataclass(frozen=True, slots=True)
+class FoundProcess:
+    """A living process of a wake."""
+
+    pid: int
+    started_at: float | None
+
+
+class ProcessTable(Protocol):
+    """What this host knows about processes (see `dispatcher.agents.process`)."""
+
+    def is_alive(self, pid: int, started_at: float | None) -> bool: ...
+
+    def find_marked(self, wake_id: str) -> FoundProcess | None: ...
+
+
+class Adopter:
+    """Settles open wakes. Made once; `settle` may be called by any thread, one at a time per wake.
+
+    `adopt` is the store's call, `on_adopted` starts the supervision, `on_lost` reports the end.
+    """
+
+    def __init__(
+        self,
+        host: Host,
+        instance_timeout: float,
+        processes: ProcessTable,
+        *,
+        adopt: Callable[[OpenWake, FoundProcess], Adoption | None],
+        on_adopted: Callable[[OpenWake, FoundProcess, Adoption], None],
+        on_lost: Callable[[OpenWake], None],
+        pause: Callable[[float], object],
+    ) -> None:
+        self._host = host
+        self._instance_timeout = instance_timeout
+        self._processes = processes
+        self._adopt = adopt
+        self._on_adopted = on_adopted
+        self._on_lost = on_lost
+        self._pause = pause
+
+    def settle(self, wakes: Sequence[OpenWake]) -> None:
+        """Adopts, closes or leaves each wake; one that raises does not stop the others."""
+        for wake in wakes:
+            try:
+                self._settle(wake)
+            except Exception as error:  # noqa: BLE001 - the next sweep lists it again
+                log.error(
+                    events.WAKE_ADOPTION_FAILED,
+                    msg=f"Could not settle a wake of {wake.agent_slug} left open",
+                    agent=wake.agent_slug,
+                    wake_id=str(wake.wake_id),
+                    exc_info=error,
+                )
+
+    def _settle(self, wake: OpenWake) -> None:
+        judgement = judge(wake, self._host, self._instance_timeout, self._is_owner_alive(wake))
+        if judgement == "leave":
+            return
+        process = self._find(wake) if judgement == "look_here" else None
+        if process is None:
+            self._lose(wake)
+        else:
+            self._take_over(wake, process)
+
+    def _is_owner_alive(self, wake: OpenWake) -> bool | None:
+        if wake.owner_host_id != self._host.host_id or wake.owner_pid is None:
+            return None
+        return self._processes.is_alive(wake.owner_pid, wake.owner_pid_started_at)
+
+    def _find(self, wake: OpenWake) -> FoundProcess | None:
+        if wake.pid is not None and self._processes.is_alive(wake.pid, wake.pid_started_at):
+            return FoundProcess(wake.pid, wake.pid_started_at)
+        found = self._processes.find_marked(str(wake.wake_id))
+        if found is None and wake.pid is None:
+            self._pause(SECOND_LOOK_SECONDS)
+            found = self._processes.find_marked(str(wake.wake_id))
+        return found
+
+    def _take_over(self, wake: OpenWake, process: FoundProcess) -> None:
+        adoption = self._adopt(wake, process)
+        if adoption is None:
+            return
+        self._on_adopted(wake, process, adoption)
+        log.info(
+            events.WAKE_ADOPTED,
+            msg=f"Adopted the running wake of {wake.agent_slug}",
+            agent=wake.agent_slug,
+            wake_id=str(wake.wake_id),
+            pid=process.pid,
+            deadline_in_s=round(adoption.deadline_in, 1),
+        )
+
+    def _lose(self, wake: OpenWake) -> None:
+        log.warning(
+            events.WAKE_LOST,
+            msg=f"The wake of {wake.agent_slug} has no process any more",
+            agent=wake.agent_slug,
+            wake_id=str(wake.wake_id),
+            pid=wake.pid,
+        )
+        self._on_lost(wake)

@@ -98,7 +98,7 @@ language plpgsql stable set search_path = '' as $$
 declare
   relations constant oid[] := array(select realtime.local_published(p_schema, p_table));
   relation oid;
-  name text;
+  wanted text;
 begin
   if cardinality(relations) = 0 then
     return relations;
@@ -107,9 +107,9 @@ begin
   foreach relation in array relations loop
     perform realtime.local_check_filter(relation, p_role, f.condition)
     from jsonb_array_elements(p_filters) as f (condition);
-    foreach name in array coalesce(p_select, '{}') loop
-      if not exists (select from realtime.local_columns(relation) as col where col.name = local_subscribe.name) then
-        raise exception 'invalid column for select %', name;
+    foreach wanted in array coalesce(p_select, '{}') loop
+      if not exists (select from realtime.local_columns(relation) as col where col.name = wanted) then
+        raise exception 'invalid column for select %', wanted;
       end if;
     end loop;
   end loop;
@@ -127,8 +127,3 @@ language sql stable set search_path = '' as $$
 $$;
 comment on function realtime.local_published_state() is
   'Changes whenever the set of published tables changes.';
-
--- Only the local server calls these, as the owner of the database.
-revoke execute on all functions in schema realtime from public;
-grant execute on function realtime.send(jsonb, text, text, boolean), realtime.topic(), realtime.announce_message()
-  to anon, authenticated, service_role;

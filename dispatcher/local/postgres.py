@@ -49,6 +49,8 @@ _SETTINGS = {
 _CARELESS_SETTINGS = {
     "fsync": "off",
     "synchronous_commit": "off",
+    # Logical decoding sees only what has reached the log file: with lazy commits, after this long.
+    "wal_writer_delay": "10ms",
     "full_page_writes": "off",
     "autovacuum_naptime": "5min",
 }
@@ -106,7 +108,7 @@ class PostgresServer:
         self.directory = directory
         self.port = port
         self.log = directory / "postgres.log"
-        self._password = password
+        self.password = password
         self._durable = durable
         self._account = account.server_account()
         self._link = directory / "postgres"
@@ -115,7 +117,7 @@ class PostgresServer:
 
     def url(self, database: str = "postgres", user: str = "postgres") -> str:
         """A connection URL over loopback, password included."""
-        return f"postgresql://{user}:{quote(self._password)}@127.0.0.1:{self.port}/{database}"
+        return f"postgresql://{user}:{quote(self.password)}@127.0.0.1:{self.port}/{database}"
 
     @property
     def running(self) -> bool:
@@ -158,7 +160,7 @@ class PostgresServer:
 
     def _initialise(self, data: Path) -> None:
         with tempfile.NamedTemporaryFile("w", dir=data.parent, prefix=".initdb-") as password_file:
-            password_file.write(self._password)
+            password_file.write(self.password)
             password_file.flush()
             if self._account:
                 os.chown(password_file.name, self._account.uid, self._account.gid)
@@ -245,7 +247,7 @@ class PostgresServer:
             for script in bootstrap_scripts():
                 connection.execute(script.encode())
             connection.execute(
-                sql.SQL("alter role authenticator password {}").format(sql.Literal(self._password))
+                sql.SQL("alter role authenticator password {}").format(sql.Literal(self.password))
             )
 
 

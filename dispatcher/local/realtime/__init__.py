@@ -1,4 +1,4 @@
-"""A Realtime server that speaks the protocol of Supabase Realtime, for the embedded Supabase and for tests."""
+"""A server that speaks the protocol of Supabase Realtime, for the embedded Supabase and for tests."""
 
 from dispatcher.local.realtime.faults import Faults
 from dispatcher.local.realtime.server import RealtimeServer

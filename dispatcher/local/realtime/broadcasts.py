@@ -1,4 +1,4 @@
-"""Broadcast from the database: rows of `realtime.messages`, on their way within a millisecond of their commit.
+"""Broadcast from the database: rows of `realtime.messages`, sent within a millisecond of their commit.
 
 A connection of its own listens, so nothing here waits for the log of changes.
 """
@@ -49,8 +49,8 @@ class DatabaseBroadcast:
 class BroadcastListener:
     """Hands every committed message to `deliver`, then removes it from the table.
 
-    `lost` is called when the connection ended by itself. What was sent meanwhile is never delivered, as on the real
-    server.
+    `lost` is called when the connection ended by itself. What was sent meanwhile is never delivered, as on
+    the real server.
     """
 
     def __init__(

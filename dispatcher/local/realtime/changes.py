@@ -66,8 +66,8 @@ class Subscription:
 class ChangesReader:
     """Reads the log while anybody is subscribed, and for a while after.
 
-    The slot is temporary: it dies with its connection, and what was committed before the next one exists is never
-    delivered, as on the real server.
+    The slot is temporary: it dies with its connection, and what was committed before the next one exists
+    is never delivered, as on the real server.
     """
 
     def __init__(self, db_url: str, timings: Timings, limits: Limits, faults: Faults) -> None:
@@ -157,7 +157,7 @@ class ChangesReader:
             consumed += sum(map(len, messages))
             delivered = await self._deliver(connection, decoder, messages)
             if consumed > _SNAPSHOT_AFTER:
-                # Without it every poll reads again all that was written since the last checkpoint or idle moment.
+                # Without it every poll reads again all that was written since the last checkpoint.
                 await connection.execute("select pg_log_standby_snapshot()")
                 consumed = 0
             await asyncio.sleep(self._pause(len(messages), delivered))
@@ -165,7 +165,9 @@ class ChangesReader:
     def _pause(self, messages: int, delivered: bool) -> float:
         if delivered or messages >= _MOST_MESSAGES:
             return 0.0
-        return random.uniform(*self._timings.unmatched_poll) if messages else self._timings.idle_poll
+        if not messages:
+            return self._timings.idle_poll
+        return random.uniform(*self._timings.unmatched_poll)  # noqa: S311 - a pause, no secret
 
     async def _deliver(self, connection: Connection, decoder: Decoder, messages: Sequence[bytes]) -> bool:
         """Whether anybody got anything. Subscriptions count as they are now, at poll time."""
@@ -239,7 +241,7 @@ class _Batch:
         subscriptions: Sequence[Subscription],
         largest: int,
     ) -> "_Batch":
-        """Ask the database all it needs to know: one query per table for facts, one for values, one per reader's RLS."""
+        """Ask all there is to know: one query per table for facts, for values, and per reader for rights."""
         by_table: defaultdict[int, list[Change]] = defaultdict(list)
         for change in changes:
             by_table[change.relation.id].append(change)
@@ -289,7 +291,7 @@ def _filters_of(subscriptions: Sequence[Subscription], relation: int) -> list[Fi
 
 
 def _matching(entries: Sequence[Wanted], event: Event) -> dict[tuple[str, ...] | None, list[int]]:
-    """Ids of the entries whose filters all hold, by the columns they select: each selection is a frame of its own."""
+    """Ids of the entries whose filters all hold, by the columns they select: a frame for each selection."""
     found: defaultdict[tuple[str, ...] | None, list[int]] = defaultdict(list)
     for one in entries:
         if all(event.matches[condition] for condition in one.filters):
@@ -312,7 +314,7 @@ async def _poll(connection: Connection, slot: str) -> list[bytes]:
 async def _unseen(
     connection: Connection, table: Table, events: Sequence[Event], subscriptions: Sequence[Subscription]
 ) -> dict[str, frozenset[int]]:
-    """By claims: the events whose row that reader may not see. DELETE is shown to everybody, as on the real server."""
+    """By claims: the events whose row that reader may not see. Everybody sees a DELETE, as in reality."""
     judged = [event for event in events if event.change.action != "DELETE"]
     if not table.rls or not table.key or not judged:
         return {}
@@ -344,7 +346,7 @@ async def _unseen_by(
 
 
 def visibility_query(table: Table) -> sql.Composed:
-    """Numbers (from 1) of the rows, given by primary key in arrays c0, c1, ..., that the current role can see."""
+    """Numbers (from 1) of the rows, given by key in arrays c0, c1, ..., that the current role can see."""
     positions = range(len(table.key))
     same = (
         sql.SQL("t.{} = v.{}::{}").format(

@@ -1,4 +1,4 @@
-"""The connection for questions that are neither the log's nor the broadcasts': subscriptions, rights, publication."""
+"""The connection for questions beside the log and the broadcasts: subscriptions, rights, publication."""
 
 import asyncio
 import json
@@ -21,7 +21,8 @@ _PROBE = """
   values (%s, 'broadcast', 'authorization', '{}', true) returning id
 """
 _IMPERSONATE = """
-  select set_config('realtime.topic', %s, true), set_config('request.jwt.claims', %s, true), set_config('role', %s, true)
+  select set_config('realtime.topic', %s, true), set_config('request.jwt.claims', %s, true),
+    set_config('role', %s, true)
 """
 _TRANSLATED = re.compile(r"(?<!^)(?=[A-Z])")
 
@@ -54,7 +55,7 @@ class Database:
                 self._connection = None
 
     async def tables_of(self, wanted: Wanted, role: str) -> frozenset[int]:
-        """Object ids of the tables an entry subscribes to. Raises `FilterRefused` with the text for the client."""
+        """Object ids of the tables an entry subscribes to. Raises `FilterRefused`, with the client's text."""
         conditions = [
             {
                 "column": one.column,
@@ -82,7 +83,7 @@ class Database:
         return row[0] if row else None
 
     async def rights_on(self, topic: str, token: Token) -> tuple[bool, bool]:
-        """Whether the token's role may read from and write to a private topic, by the policies on realtime.messages."""
+        """Whether the token's role may read and write a private topic, by policies on realtime.messages."""
         async with self._turn:
             connection = await self._connected()
             async with connection.transaction(force_rollback=True):

@@ -10,7 +10,7 @@ OPERATORS = frozenset(
 _MOST_IN_VALUES = 100
 
 
-class FilterRefused(Exception):
+class FilterRefused(Exception):  # noqa: N818 - named for what happened, as in dispatcher.errors
     """Carries the text that the client gets in its system message."""
 
 

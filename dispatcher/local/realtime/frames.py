@@ -1,6 +1,7 @@
 """The two wire formats, as pure functions: v1 objects and v2 arrays of text, and the binary broadcasts of v2.
 
-Payloads travel as ready JSON text: a record's numbers must reach the client digit for digit, so they are never parsed.
+Payloads travel as ready JSON text: a record's numbers must reach the client digit for digit, so nobody
+parses them on the way.
 """
 
 import json
@@ -87,8 +88,10 @@ def _decode_binary(data: bytes) -> Message | None:
     return Message(join_ref or None, ref or None, topic, "broadcast", push)
 
 
-def encode(version: Version, join_ref: Any, ref: Any, topic: str, event: str, payload: str) -> str:
-    """A frame to a client. `payload` is JSON text and is spliced in unchanged. v1 never carries the join ref."""
+def encode(  # noqa: PLR0917 - the frame's own order
+    version: Version, join_ref: Any, ref: Any, topic: str, event: str, payload: str
+) -> str:
+    """A frame to a client. `payload` is JSON text, spliced in unchanged. v1 never carries the join ref."""
     if version == "1.0.0":
         return f'{{"ref":{dumps(ref)},"payload":{payload},"event":{dumps(event)},"topic":{dumps(topic)}}}'
     return f"[{dumps(join_ref)},{dumps(ref)},{dumps(topic)},{dumps(event)},{payload}]"

@@ -20,7 +20,7 @@ Value = str | None | Unchanged
 
 @dataclass(frozen=True, slots=True)
 class Relation:
-    """A table as the log describes it: published columns in order, and which belong to the replica identity."""
+    """A table as the log describes it: published columns in order, and whether each is of the key."""
 
     id: int
     schema: str
@@ -41,11 +41,11 @@ class Change:
     old_is_full: bool
 
     def new_values(self) -> dict[str, str | None]:
-        """The new row by column, an unchanged TOASTed value taken from the old row, absent when nobody knows it."""
+        """The new row by column. An unchanged TOASTed value is the old row's, or absent if that is unknown."""
         return _known(self.relation, self.new, self.old if self.old_is_full else None)
 
     def old_values(self) -> dict[str, str | None]:
-        """What is known of the old row: all of it, or its key. An UPDATE that kept the key has it in the new row."""
+        """What is known of the old row: all, or its key, which an UPDATE that kept it has in the new row."""
         if self.old is not None and self.old_is_full:
             return _known(self.relation, self.old, None)
         known = _known(self.relation, self.old if self.old is not None else self.new, None)
@@ -57,9 +57,8 @@ def _known(
     relation: Relation, row: tuple[Value, ...] | None, fallback: tuple[Value, ...] | None
 ) -> dict[str, str | None]:
     known: dict[str, str | None] = {}
-    for position, (name, value) in enumerate(zip(relation.columns, row or (), strict=False)):
-        if isinstance(value, Unchanged) and fallback is not None:
-            value = fallback[position]
+    for position, (name, written) in enumerate(zip(relation.columns, row or (), strict=False)):
+        value = fallback[position] if fallback and isinstance(written, Unchanged) else written
         if not isinstance(value, Unchanged):
             known[name] = value
     return known
@@ -73,7 +72,7 @@ class Decoder:
         self._committed = _EPOCH
 
     def changes(self, messages: Iterable[bytes], wanted: frozenset[int]) -> Iterator[Change]:
-        """Row changes of the tables in `wanted` (object ids), in commit order. Other rows are not even parsed."""
+        """Row changes of the tables in `wanted` (object ids), in commit order. Others are not even parsed."""
         for message in messages:
             kind = chr(message[0])
             if kind == "B":

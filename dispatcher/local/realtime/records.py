@@ -102,7 +102,7 @@ async def describe(
     try:
         answers = iter(await _convert(connection, table, rows, filters))
     except (psycopg.DataError, psycopg.ProgrammingError):
-        # One value that its own type refuses (json with a zero byte, a type changed meanwhile) spoils only its row.
+        # One value that its own type refuses (json with a zero byte, a changed type) spoils only its row.
         answers = iter([await _convert_alone(connection, table, row, filters) for row in rows])
     return [_event(change, [next(answers) for _ in _rows(change)], filters, largest) for change in changes]
 
@@ -158,7 +158,7 @@ async def _convert_alone(connection: Connection, table: Table, row: Row, filters
 
 
 def conversion_query(table: Table, filters: Sequence[Filter]) -> sql.Composed:
-    """Per row: every column as JSON text, then every filter's verdict. Parameters: arrays c0, c1, ...; values f0, ..."""
+    """Per row: columns as JSON text, then filters' verdicts. Parameters: arrays c0, c1; values f0, f1."""
     count = len(table.columns)
     texts = [_as_json(column, position) for position, column in enumerate(table.columns)]
     verdicts = [_verdict(table, one, position) for position, one in enumerate(filters)]
@@ -190,7 +190,7 @@ def _as_json(column: Column, position: int) -> sql.Composed:
 def type_of(column: Column) -> sql.SQL:
     """The type to cast the column's text to, as SQL."""
     # From format_type(), which quotes; a percent sign in a type's name would look like a parameter.
-    return sql.SQL(column.cast.replace("%", "%%"))  # type: ignore[arg-type]  # wants a literal, this is the catalog's
+    return sql.SQL(column.cast.replace("%", "%%"))
 
 
 def _verdict(table: Table, one: Filter, position: int) -> sql.Composable:
@@ -235,7 +235,7 @@ def _visible(table: Table, role: str, select: tuple[str, ...] | None) -> list[Co
 
 
 def refusal(table: Table, action: str, role: str) -> str | None:
-    """The error that stands instead of the record: no primary key, or no right to read it. DELETE is never refused."""
+    """The error that stands instead of the record: no primary key, or no right to it. Never for DELETE."""
     if action == "DELETE":
         return None
     if not table.key:

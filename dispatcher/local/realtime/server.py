@@ -27,7 +27,7 @@ _VERSIONS: dict[str, Version] = {"1.0.0": "1.0.0", "2.0.0": "2.0.0"}
 _CLOSE_PATIENCE = 1.0
 
 
-class HandshakeRefused(Exception):
+class HandshakeRefused(Exception):  # noqa: N818 - named for what happened, as in dispatcher.errors
     """The HTTP status and the error text that a refused handshake is answered with, after the delay."""
 
     def __init__(self, status: int, error: str) -> None:
@@ -80,9 +80,9 @@ class RealtimeServer:
         self._broadcasts.start()
         self._publication_watch = asyncio.create_task(self._watch_publication(), name="realtime-publication")
 
-    async def wait_until_ready(self, timeout: float = 10.0) -> None:
-        """Until broadcasts from the database flow. Raises TimeoutError."""
-        await asyncio.wait_for(self._broadcasts.ready.wait(), timeout)
+    async def wait_until_ready(self, deadline: float = 10.0) -> None:
+        """Until broadcasts from the database flow. Raises TimeoutError after `deadline` seconds."""
+        await asyncio.wait_for(self._broadcasts.ready.wait(), deadline)
 
     async def close(self, code: int = 1012) -> None:
         """Close every socket with `code` (1012: service restart), then let go of the database."""

@@ -5,6 +5,7 @@ import logging
 import random
 from collections import deque
 from collections.abc import Sequence
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 import psycopg
@@ -29,21 +30,27 @@ _REPLICATING = "Replication connection established"
 _NOT_REPLICATING = "Replication connection was not established in time"
 
 
-class JoinRefused(Exception):
-    """The join is answered with this reason. `at_once`: without the delay; `close_code`: and then the socket goes."""
+class JoinRefused(Exception):  # noqa: N818 - named for what happened, as in dispatcher.errors
+    """The join is answered with this reason, after the delay. `close_code`: and then the socket goes."""
 
-    def __init__(self, reason: str, *, at_once: bool = False, close_code: int | None = None) -> None:
+    def __init__(self, reason: str, *, close_code: int | None = None) -> None:
         super().__init__(reason)
         self.reason = reason
-        self.at_once = at_once
         self.close_code = close_code
+
+
+@dataclass(frozen=True, slots=True)
+class _Close:
+    """In the queue of frames: close the socket here."""
+
+    code: int
 
 
 class Socket:
     """Serves one client from handshake to close.
 
-    A refused join holds up the whole socket for `error_delay`, replies to heartbeats and events of other channels
-    included: the real server waits there too.
+    A refused join holds up the whole socket for `error_delay`, replies to heartbeats and events of other
+    channels included: the real server waits there too.
     """
 
     def __init__(
@@ -59,7 +66,7 @@ class Socket:
         self._request = request
         self._version = version
         self._api_key = api_key
-        self._outgoing: deque[str | bytes] = deque()
+        self._outgoing: deque[str | bytes | _Close] = deque()
         self._something_to_write = asyncio.Event()
         self._held_up = False
         self._tasks: set[asyncio.Task[None]] = set()
@@ -141,8 +148,10 @@ class Socket:
                 except (ConnectionError, RuntimeError):
                     return  # The reading side finds out and cleans up.
 
-    async def _put(self, frame: str | bytes) -> None:
-        if isinstance(frame, str):
+    async def _put(self, frame: str | bytes | _Close) -> None:
+        if isinstance(frame, _Close):
+            await self.close(frame.code)
+        elif isinstance(frame, str):
             await self._websocket.send_str(frame)
         else:
             await self._websocket.send_bytes(frame)
@@ -207,22 +216,16 @@ class Socket:
         self._enter(channel, message)
 
     async def _refuse(self, message: Message, refused: JoinRefused) -> None:
-        if not refused.at_once:
-            self._held_up = True
-            await asyncio.sleep(self._server.timings.error_delay)
-            self._held_up = False
+        self._held_up = True
+        await asyncio.sleep(self._server.timings.error_delay)
+        self._held_up = False
         body = dumps({"status": "error", "response": {"reason": refused.reason}})
+        if refused.close_code is not None:
+            self._outgoing.appendleft(_Close(refused.close_code))
         self._outgoing.appendleft(
             frames.encode(self._version, message.join_ref, message.ref, message.topic, "phx_reply", body)
         )
         self._something_to_write.set()
-        if refused.close_code is not None:
-            await self._drained()
-            await self.close(refused.close_code)
-
-    async def _drained(self) -> None:
-        while self._outgoing and not self._websocket.closed:
-            await asyncio.sleep(0.001)
 
     async def _admit(self, message: Message) -> Channel:
         """The channel that the join makes. Raises `JoinRefused`."""
@@ -256,11 +259,9 @@ class Socket:
             raise JoinRefused("TopicNameRequired: You must provide a topic name")
 
     def _token_of(self, payload: dict[str, Any]) -> Token:
-        text = payload.get("access_token") or payload.get("user_token")
-        if tokens.is_replaced_by_api_key(text):
-            text = self._api_key.text
+        text = tokens.own_token(payload.get("access_token") or payload.get("user_token"))
         try:
-            return tokens.verify(text, self._server.jwt_secret)
+            return tokens.verify(text or self._api_key.text, self._server.jwt_secret)
         except TokenRefused as refused:
             raise JoinRefused(refused.in_join) from refused
 
@@ -312,10 +313,11 @@ class Socket:
     # Changes
 
     def subscribe(self, channel: Channel, span: Span) -> None:
-        """Make the channel's subscription, or make it anew, after a time within `span`; then tell the client."""
+        """Make the channel's subscription, perhaps anew, after a time within `span`; then tell the client."""
         # A push of a new token does not give up a first subscription that is still on its way.
         name = "subscribe" if channel.subscription is None else "resubscribe"
-        channel.run(name, self._subscribe(channel, random.uniform(*span)))
+        delay = random.uniform(*span)  # noqa: S311 - a pause, no secret
+        channel.run(name, self._subscribe(channel, delay))
 
     async def _subscribe(self, channel: Channel, delay: float) -> None:
         await asyncio.sleep(delay + self._server.faults.system_delay)
@@ -357,11 +359,11 @@ class Socket:
             self._on_presence(message)
 
     def _on_access_token(self, channel: Channel, payload: Any) -> None:
-        text = payload.get("access_token") if isinstance(payload, dict) else None
-        if tokens.is_replaced_by_api_key(text) or text == channel.token.text:
+        text = tokens.own_token(payload.get("access_token") if isinstance(payload, dict) else None)
+        if text is None or text == channel.token.text:
             return
         try:
-            channel.token = tokens.verify(str(text), self._server.jwt_secret)
+            channel.token = tokens.verify(text, self._server.jwt_secret)
         except TokenRefused as refused:
             channel.system(refused.in_push, status="error", extension="system")
             self.close_channel(channel)

@@ -12,13 +12,13 @@ from dispatcher.local.realtime.frames import dumps
 ACTIONS = frozenset(("INSERT", "UPDATE", "DELETE"))
 
 
-class EntryRefused(Exception):
+class EntryRefused(Exception):  # noqa: N818 - named for what happened, as in dispatcher.errors
     """The join cannot even be answered with ok. Carries the reason."""
 
 
 @dataclass(frozen=True, slots=True)
 class Entry:
-    """One element of `postgres_changes` as the client sent it, and its id: the same for the same entry, never 0."""
+    """One element of `postgres_changes` as the client sent it. Equal ones have the same id, never 0."""
 
     id: int
     params: Mapping[str, Any]

@@ -28,7 +28,7 @@ class Token:
         return float(self.claims["exp"]) - time.time()
 
 
-class TokenRefused(Exception):
+class TokenRefused(Exception):  # noqa: N818 - named for what happened, as in dispatcher.errors
     """Says why, in the three wordings of the protocol: at connect, in a join, in an access_token push."""
 
     def __init__(self, at_connect: str, in_join: str, in_push: str) -> None:
@@ -38,9 +38,9 @@ class TokenRefused(Exception):
         self.in_push = in_push
 
 
-def is_replaced_by_api_key(value: object) -> bool:
-    """Whether a client's token is ignored in favour of the key it connected with."""
-    return not isinstance(value, str) or value.startswith("sb_")
+def own_token(value: object) -> str | None:
+    """The token, or None when it is to be ignored in favour of the key that the client connected with."""
+    return value if isinstance(value, str) and not value.startswith("sb_") else None
 
 
 def verify(text: str, secret: str) -> Token:

@@ -112,6 +112,8 @@ $$;
 comment on function public.lease_one_inbox_item(uuid, integer, uuid, uuid) is
   'Leases one item if it is free and due; false when another session has it. The lease names the wake it is taken in, which keeps it alive.';
 
+create index if not exists inbox_item_leases_by_open_token on public.inbox_item_leases (lease_token) where closed_at is null;
+
 create or replace function public.inbox_items_of_lease(p_agent_id uuid, p_lease_token uuid) returns jsonb
 language sql stable security invoker set search_path = ''
 as $$
@@ -177,6 +179,7 @@ begin
       select due.id from public.agent_inbox_due as due
        where due.tenant_id = p_tenant_id and due.agent_id = v_agent_id and due.due_at <= clock_timestamp()
        order by due.created_at, due.id
+       limit 200 -- lets the planner walk the index instead of sorting the backlog; far more than others can hold locked
     loop
       if public.lease_one_inbox_item(v_item_id, v_seconds, v_token, v_wake_id) then
         v_wanted := v_wanted - 1;

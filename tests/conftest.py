@@ -5,10 +5,14 @@ database         a clone of a migrated database, ~30 ms; `database.url`, `.conne
 yourhq_database  the same on top of a YourHQ v0.2.3 schema
 empty_database   a Supabase project before its first migration
 seed             rows: `seed.agent("ada")`, `seed.item("ada", status="failed")`
+api              PostgREST, Realtime and gateway on `database`, < 0.5 s: `api.url`, `api.keys.service_role_key`,
+                 `api.faults(realtime={...}, rest={...})`, `api.rest.stop()`; Realtime's waits are short (`Timings.quick`)
+project_keys     session: the keys behind `api`
 connect          `database.connect`: another connection, in a role
 wait_until       `wait_until(lambda: ..., deadline=5)`
 """
 
+import dataclasses
 import secrets
 import shutil
 import tempfile
@@ -19,9 +23,12 @@ import psycopg
 import pytest
 from psycopg import sql
 
+from dispatcher.local.api import Api
+from dispatcher.local.keys import Keys
 from dispatcher.local.postgres import PostgresServer
 from dispatcher.supabase.migrate import apply_migrations
 from tests.support import waiting
+from tests.support.api import running_api
 from tests.support.database import Connection, Database, cloned
 from tests.support.seed import Seed
 
@@ -101,6 +108,17 @@ def yourhq_database(cluster: PostgresServer, yourhq_template: str) -> Iterator[D
 @pytest.fixture
 def seed(database: Database) -> Seed:
     return Seed(database)
+
+
+@pytest.fixture(scope="session")
+def project_keys(cluster: PostgresServer) -> Keys:
+    return dataclasses.replace(Keys.generate(), database_password=cluster.password)
+
+
+@pytest.fixture
+def api(database: Database, project_keys: Keys, tmp_path: Path) -> Iterator[Api]:
+    with running_api(database, project_keys, tmp_path) as started:
+        yield started
 
 
 @pytest.fixture

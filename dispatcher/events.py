@@ -34,6 +34,7 @@ WAKE_CLAIM_FAILED: Final = "wake.claim_failed"
 WAKE_DECISION_FAILED: Final = "wake.decision_failed"
 WAKE_ADOPTION_FAILED: Final = "wake.adoption_failed"
 WAKE_OVERRIDE_IGNORED: Final = "wake.override_ignored"
+WAKE_OUTPUT_LOST: Final = "wake.output_lost"
 WAKE_END_UNREPORTED: Final = "wake.end_unreported"
 
 SWEEP_FINISHED: Final = "sweep.finished"

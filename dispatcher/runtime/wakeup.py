@@ -48,7 +48,7 @@ class Wakeup(Generic[Key]):
             return taken
 
     def pop(self, timeout: float | None = None) -> tuple[Key, tuple[Hashable, ...]] | None:
-        """The longest waiting key and its payload, for one of several workers; None after `timeout` s or close."""
+        """The longest waiting key and its payload, for one of several workers; None on timeout or close."""
         with self._changed:
             self._changed.wait_for(self._has_news, timeout)
             if not self._waiting:
@@ -133,7 +133,7 @@ class DueTimes(Generic[Key]):
         return self._heap[0][0] if self._heap else None
 
     def _drop_stale(self) -> None:
-        """Entries of cancelled or rescheduled keys leave the heap at its top, or when they outnumber the rest."""
+        """Entries of cancelled or rescheduled keys leave the heap at its top, or when they are too many."""
         while self._heap and self._due.get(self._heap[0][2]) != self._heap[0][0]:
             heapq.heappop(self._heap)
         if len(self._heap) > 64 + 4 * len(self._due):

@@ -1,0 +1,1 @@
+"""One `openclaw agent` process and the table of live ones."""

@@ -1,0 +1,64 @@
+"""What a wake prints, kept in one bounded file each.
+
+The child writes to the file itself: no pipe that could fill, and nothing that breaks when this daemon dies
+and the next one adopts the child. The bound is kept by cutting the file now and then; its tail stays.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import re
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Final
+
+MAX_BYTES: Final = 1024 * 1024
+KEPT_TAIL: Final = MAX_BYTES // 2
+MAX_FILES: Final = 200
+CUT_LINE: Final = b"[the beginning was cut]\n"
+
+_UNFIT_IN_NAMES: Final = re.compile(r"[^A-Za-z0-9_-]+")
+
+
+class WakeOutput:
+    """The output file of one wake: `fd` goes to the child; `trim` it now and then, `close` it at the end."""
+
+    def __init__(self, directory: Path, agent: str, wake_id: str, started: datetime | None = None) -> None:
+        """Makes the file, and room for it.
+
+        Raises:
+            OSError: the directory or the file cannot be made.
+        """
+        directory.mkdir(mode=0o700, parents=True, exist_ok=True)
+        remove_oldest(directory, MAX_FILES - 1)
+        self.path = directory / _file_name(agent, wake_id, started or datetime.now(UTC))
+        # Appending, so that the child goes on at the new end after a cut.
+        flags = os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_APPEND | os.O_NOFOLLOW | os.O_CLOEXEC
+        self.fd = os.open(self.path, flags, 0o600)
+
+    def trim(self) -> None:
+        """Cuts the file to its tail when it has passed `MAX_BYTES`. What is written meanwhile may be lost."""
+        with contextlib.suppress(OSError):
+            size = os.fstat(self.fd).st_size
+            if size > MAX_BYTES:
+                tail = os.pread(self.fd, KEPT_TAIL, size - KEPT_TAIL)
+                os.ftruncate(self.fd, 0)
+                os.write(self.fd, CUT_LINE + tail)
+
+    def close(self) -> None:
+        """The last cut."""
+        self.trim()
+        os.close(self.fd)
+
+
+def remove_oldest(directory: Path, keep: int) -> None:
+    """Leaves the `keep` newest files of wakes; their names begin with their time."""
+    files = sorted(directory.glob("*.wake.log"))
+    for path in files[: max(0, len(files) - keep)]:
+        path.unlink(missing_ok=True)
+
+
+def _file_name(agent: str, wake_id: str, started: datetime) -> str:
+    agent_part, wake_part = (_UNFIT_IN_NAMES.sub("-", part)[:64] for part in (agent, wake_id))
+    return f"{started:%Y%m%dT%H%M%S.%f}-{agent_part}-{wake_part}.wake.log"

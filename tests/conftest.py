@@ -8,6 +8,7 @@ seed             rows: `seed.agent("ada")`, `seed.item("ada", status="failed")`
 api              PostgREST, Realtime and gateway on `database`, < 0.5 s: `api.url`, `api.keys.service_role_key`,
                  `api.faults(realtime={...}, rest={...})`, `api.rest.stop()`; Realtime's waits are short (`Timings.quick`)
 project_keys     session: the keys behind `api`
+stub_agent       an executable for OPENCLAW_BIN: `stub_agent.path`, `.order(mode="hang")`, `.calls()`, `.events("item")`
 connect          `database.connect`: another connection, in a role
 wait_until       `wait_until(lambda: ..., deadline=5)`
 """
@@ -26,6 +27,7 @@ from psycopg import sql
 from dispatcher.local.api import Api
 from dispatcher.local.keys import Keys
 from dispatcher.local.postgres import PostgresServer
+from dispatcher.local.stub import StubAgent
 from dispatcher.supabase.migrate import apply_migrations
 from tests.support import waiting
 from tests.support.api import running_api
@@ -129,3 +131,12 @@ def connect(database: Database) -> Callable[..., Connection]:
 @pytest.fixture
 def wait_until() -> Callable[..., object]:
     return waiting.wait_until
+
+
+@pytest.fixture
+def stub_agent(tmp_path: Path) -> Iterator[StubAgent]:
+    stub = StubAgent(tmp_path / "stub")
+    try:
+        yield stub
+    finally:
+        stub.kill_all()

@@ -18,7 +18,7 @@ def main() -> None:
 def _keep_console_libraries_out() -> None:
     """Tell the libraries that draw on terminals that there is none.
 
-    structlog and httpx load rich, click and pygments whenever they are installed: 5 MiB of resident memory in a
+    structlog and httpx load rich, click and pygments whenever they are installed: 5 MiB of memory in a
     daemon that only ever writes JSON lines. Both do without when the import fails, which None makes it do.
     """
     for name in ("rich", "click", "pygments"):

@@ -150,6 +150,7 @@ CREATE TABLE public.dispatcher_instances (
     last_sweep_at timestamp with time zone,
     last_sweep jsonb,
     last_tick jsonb,
+    canary uuid,
     realtime jsonb DEFAULT '{}'::jsonb NOT NULL,
     health jsonb DEFAULT '{}'::jsonb NOT NULL,
     CONSTRAINT dispatcher_instances_state_check CHECK ((state = ANY (ARRAY['running'::text, 'stopping'::text, 'stopped'::text, 'lost'::text]))),
@@ -196,6 +197,7 @@ declare
   v_live integer;
   v_items uuid[];
   v_wake public.agent_wakes;
+  v_path text;
 begin
   select id, slug, tenant_id into v_agent from public.agents
    where id = p_agent_id and gateway_id = p_instance.gateway_id and tenant_id = p_instance.tenant_id;
@@ -204,7 +206,8 @@ begin
   end if;
   perform from public.dispatcher_gateways where gateway_id = p_instance.gateway_id for update;
   insert into public.agent_wake_state (agent_id, tenant_id) values (p_agent_id, v_agent.tenant_id) on conflict do nothing;
-  perform from public.agent_wake_state where agent_id = p_agent_id for update;
+  select coalesce(max(waitlist_path) filter (where waitlist_path = 'command'), p_path) into v_path
+    from (select waitlist_path from public.agent_wake_state where agent_id = p_agent_id for update) as locked;
 
   -- The insert trigger resets an agent at once; where a database has no trigger, the items that came by name do.
   if exists (select from public.agent_wake_state as state
@@ -240,10 +243,10 @@ begin
   v_items := coalesce(v_items, array[v_gates.due_item_id]);
   insert into public.agent_wakes (tenant_id, agent_id, gateway_id, instance_id, claim_request, path, item_ids, chain_depth, model_override,
                                   thinking_override, deadline_at)
-  select v_agent.tenant_id, p_agent_id, p_instance.gateway_id, p_instance.id, p_request, p_path, v_items,
+  select v_agent.tenant_id, p_agent_id, p_instance.gateway_id, p_instance.id, p_request, v_path, v_items,
          (select coalesce(max(due.chain_depth), 0) from public.agent_inbox_due as due
            where due.agent_id = p_agent_id and due.due_at <= now()
-             and due.chain_depth < coalesce((p_instance.settings ->> 'max_wake_chain')::integer, 6)),
+             and due.chain_depth < public.wake_chain_limit(p_instance.settings)),
          case when jsonb_typeof(item.context -> 'model_override') = 'string' then nullif(item.context ->> 'model_override', '') end,
          case when jsonb_typeof(item.context -> 'thinking_override') = 'string' then nullif(item.context ->> 'thinking_override', '') end,
          now() + make_interval(secs => (p_instance.settings ->> 'agent_process_timeout')::double precision + 15)
@@ -751,7 +754,7 @@ declare
 begin
   v_instance := public.running_instance(p_instance_id);
   update public.dispatcher_instances
-     set last_heartbeat_at = now(), realtime = coalesce(p_facts -> 'realtime', realtime), health = coalesce(p_facts -> 'health', health),
+     set last_heartbeat_at = now(), canary = p_nonce, realtime = coalesce(p_facts -> 'realtime', realtime), health = coalesce(p_facts -> 'health', health),
          state = case state when 'lost' then 'running' else state end
    where id = p_instance_id;
   perform public.send_gateway_hint(v_instance.gateway_id, 'canary', jsonb_build_object('instance_id', p_instance_id, 'nonce', p_nonce));
@@ -1011,6 +1014,7 @@ begin
       select due.id from public.agent_inbox_due as due
        where due.tenant_id = p_tenant_id and due.agent_id = v_agent_id and due.due_at <= clock_timestamp()
        order by due.created_at, due.id
+       limit 200 -- lets the planner walk the index instead of sorting the backlog; far more than others can hold locked
     loop
       if public.lease_one_inbox_item(v_item_id, v_seconds, v_token, v_wake_id) then
         v_wanted := v_wanted - 1;
@@ -1059,6 +1063,35 @@ end
 $$;
 
 COMMENT ON FUNCTION public.lease_one_inbox_item(p_item_id uuid, p_lease_seconds integer, p_lease_token uuid, p_wake_id uuid) IS 'Leases one item if it is free and due; false when another session has it. The lease names the wake it is taken in, which keeps it alive.';
+
+CREATE FUNCTION public.list_inbox_items(p_tenant_id uuid, p_gateway text, p_agent text, p_status text, p_limit integer) RETURNS jsonb
+    LANGUAGE plpgsql STABLE
+    SET search_path TO ''
+    AS $$
+declare
+  v_gateway_id uuid;
+begin
+  select id into v_gateway_id from public.gateways where tenant_id = p_tenant_id and (slug = p_gateway or id::text = p_gateway);
+  if v_gateway_id is null then
+    return jsonb_build_object('code', 'unknown_gateway', 'known',
+      coalesce((select jsonb_agg(slug order by slug) from public.gateways where tenant_id = p_tenant_id), '[]'));
+  end if;
+  if p_agent is not null and not exists (select from public.agents where gateway_id = v_gateway_id and (slug = p_agent or id::text = p_agent)) then
+    return jsonb_build_object('code', 'unknown_agent', 'known',
+      coalesce((select jsonb_agg(slug order by slug) from public.agents where gateway_id = v_gateway_id), '[]'));
+  end if;
+  return jsonb_build_object('code', 'ok', 'items', coalesce((
+    select jsonb_agg(to_jsonb(listed) order by listed.created_at desc)
+      from (select item.id, agent.slug as agent, item.event_type, item.status, item.attempt_count, item.max_attempts, item.created_at,
+                   item.leased_until, left(item.summary, 200) as summary, item.context ->> 'last_failure_reason' as last_failure_reason
+              from public.agents as agent join public.agent_inbox_items as item on item.agent_id = agent.id
+             where agent.gateway_id = v_gateway_id and (p_agent is null or agent.slug = p_agent or agent.id::text = p_agent)
+               and (p_status is null or item.status::text = p_status)
+             order by item.created_at desc limit p_limit) as listed), '[]'));
+end
+$$;
+
+COMMENT ON FUNCTION public.list_inbox_items(p_tenant_id uuid, p_gateway text, p_agent text, p_status text, p_limit integer) IS 'The newest items of a gateway''s agents, or of one of them, for an operator.';
 
 CREATE FUNCTION public.lock_inbox_lease(p_item_id uuid, p_lease_token uuid, p_outcomes text[]) RETURNS text
     LANGUAGE plpgsql
@@ -1277,9 +1310,13 @@ begin
   delete from public.dispatcher_instances as old
    where old.gateway_id = v_gateway.id and old.last_heartbeat_at < now() - interval '7 days'
      and not exists (select from public.agent_wakes as wake where wake.instance_id = old.id and wake.ended_at is null);
-  insert into public.dispatcher_instances (tenant_id, gateway_id, hostname, host_id, pid, pid_started_at, version, settings)
-  values (p_tenant_id, v_gateway.id, p_identity ->> 'hostname', p_identity ->> 'host_id', (p_identity ->> 'pid')::integer,
-          (p_identity ->> 'pid_started_at')::double precision, p_identity ->> 'version', p_settings)
+  insert into public.dispatcher_instances as instance (id, tenant_id, gateway_id, hostname, host_id, pid, pid_started_at, version, settings)
+  values (coalesce((p_identity ->> 'instance_id')::uuid, gen_random_uuid()), p_tenant_id, v_gateway.id, p_identity ->> 'hostname',
+          p_identity ->> 'host_id', (p_identity ->> 'pid')::integer, (p_identity ->> 'pid_started_at')::double precision,
+          p_identity ->> 'version', p_settings)
+  on conflict (id) do update
+     set state = 'running', stopped_at = null, last_heartbeat_at = now(), settings = excluded.settings
+   where instance.gateway_id = excluded.gateway_id and instance.pid = excluded.pid
   returning id into v_id;
   return jsonb_build_object('code', 'ok', 'instance_id', v_id, 'gateway_id', v_gateway.id, 'gateway_slug', v_gateway.slug,
                             'topic', public.dispatcher_gateway_topic(v_gateway.id), 'broadcast_available', public.broadcast_hints_available(),
@@ -1287,7 +1324,7 @@ begin
 end
 $$;
 
-COMMENT ON FUNCTION public.register_dispatcher_instance(p_tenant_id uuid, p_gateway text, p_identity jsonb, p_settings jsonb) IS 'Registers a daemon for a gateway (slug or id). Answers {code: ok, instance_id, gateway_id, topic, broadcast_available, open_wakes} or {code: unknown_gateway, known}.';
+COMMENT ON FUNCTION public.register_dispatcher_instance(p_tenant_id uuid, p_gateway text, p_identity jsonb, p_settings jsonb) IS 'Registers a daemon for a gateway (slug or id) under the id it chose (p_identity.instance_id); a repeat is the same row. Answers {code: ok, instance_id, gateway_id, topic, broadcast_available, open_wakes} or {code: unknown_gateway, known}.';
 
 CREATE FUNCTION public.release_wake_leases(p_wake public.agent_wakes, p_give_back boolean, p_reason text) RETURNS integer
     LANGUAGE plpgsql
@@ -1590,7 +1627,7 @@ CREATE FUNCTION public.stop_wake_chains(p_instance public.dispatcher_instances) 
     SET search_path TO ''
     AS $$
 declare
-  v_limit constant integer := coalesce((p_instance.settings ->> 'max_wake_chain')::integer, 6);
+  v_limit constant integer := public.wake_chain_limit(p_instance.settings);
   v_chain record;
   v_count integer := 0;
 begin
@@ -1724,6 +1761,13 @@ $$;
 
 COMMENT ON FUNCTION public.wake_blockers(p_item_id uuid) IS 'Titles of the unresolved tasks that block the task of a task_assignment item; NULL when there are none.';
 
+CREATE FUNCTION public.wake_chain_limit(p_settings jsonb) RETURNS integer
+    LANGUAGE sql IMMUTABLE
+    SET search_path TO ''
+    AS $$ select coalesce(nullif((p_settings ->> 'max_wake_chain')::integer, 0), 2147483647) $$;
+
+COMMENT ON FUNCTION public.wake_chain_limit(p_settings jsonb) IS 'From which chain depth on an item wakes nobody; max_wake_chain = 0 means never.';
+
 CREATE TABLE public.agent_wake_state (
     agent_id uuid NOT NULL,
     tenant_id uuid NOT NULL,
@@ -1778,7 +1822,7 @@ CREATE FUNCTION public.wake_gates(p_agent_id uuid, p_settings jsonb, p_all boole
     AS $$
 declare
   v_now constant timestamptz := now();
-  v_max_chain constant integer := coalesce((p_settings ->> 'max_wake_chain')::integer, 6);
+  v_max_chain constant integer := public.wake_chain_limit(p_settings);
   v_max_per_day constant integer := coalesce((p_settings ->> 'max_wakes_per_day')::integer, 0);
   v_state public.agent_wake_state;
   v_until timestamptz;
@@ -2192,6 +2236,8 @@ CREATE UNIQUE INDEX agent_wakes_one_live_per_agent ON public.agent_wakes USING b
 
 CREATE INDEX dispatcher_instances_by_gateway ON public.dispatcher_instances USING btree (gateway_id, last_heartbeat_at);
 
+CREATE INDEX inbox_item_leases_by_open_token ON public.inbox_item_leases USING btree (lease_token) WHERE (closed_at IS NULL);
+
 CREATE INDEX inbox_item_leases_by_wake ON public.inbox_item_leases USING btree (wake_id) WHERE (wake_id IS NOT NULL);
 
 CREATE UNIQUE INDEX inbox_item_origins_once ON public.inbox_item_origins USING btree (tenant_id, from_agent_id, request_key) WHERE (request_key IS NOT NULL);
@@ -2502,6 +2548,9 @@ GRANT ALL ON FUNCTION public.lease_inbox_items(p_tenant_id uuid, p_agent_slug te
 REVOKE ALL ON FUNCTION public.lease_one_inbox_item(p_item_id uuid, p_lease_seconds integer, p_lease_token uuid, p_wake_id uuid) FROM PUBLIC;
 GRANT ALL ON FUNCTION public.lease_one_inbox_item(p_item_id uuid, p_lease_seconds integer, p_lease_token uuid, p_wake_id uuid) TO service_role;
 
+REVOKE ALL ON FUNCTION public.list_inbox_items(p_tenant_id uuid, p_gateway text, p_agent text, p_status text, p_limit integer) FROM PUBLIC;
+GRANT ALL ON FUNCTION public.list_inbox_items(p_tenant_id uuid, p_gateway text, p_agent text, p_status text, p_limit integer) TO service_role;
+
 REVOKE ALL ON FUNCTION public.lock_inbox_lease(p_item_id uuid, p_lease_token uuid, p_outcomes text[]) FROM PUBLIC;
 GRANT ALL ON FUNCTION public.lock_inbox_lease(p_item_id uuid, p_lease_token uuid, p_outcomes text[]) TO service_role;
 
@@ -2573,6 +2622,9 @@ GRANT ALL ON FUNCTION public.wait_for_next_wake(p_agent_id uuid, p_settings json
 
 REVOKE ALL ON FUNCTION public.wake_blockers(p_item_id uuid) FROM PUBLIC;
 GRANT ALL ON FUNCTION public.wake_blockers(p_item_id uuid) TO service_role;
+
+REVOKE ALL ON FUNCTION public.wake_chain_limit(p_settings jsonb) FROM PUBLIC;
+GRANT ALL ON FUNCTION public.wake_chain_limit(p_settings jsonb) TO service_role;
 
 GRANT ALL ON TABLE public.agent_wake_state TO service_role;
 GRANT SELECT ON TABLE public.agent_wake_state TO authenticated;

@@ -1,10 +1,12 @@
 """The reference pages say what the code says, and every page can be found."""
 
+import inspect
 import re
 from pathlib import Path
 
 import pytest
 
+from dispatcher import events
 from dispatcher.config import settings_table
 from tools.generate_docs import PAGES, REFERENCE, REPOSITORY, LogEvent, log_events, read_schema
 
@@ -22,6 +24,11 @@ def test_every_setting_has_a_row() -> None:
     page = (REFERENCE / "settings.md").read_text(encoding="utf-8")
     for row in settings_table():
         assert f"| `{row.name}` |" in page
+
+
+def test_every_event_says_what_it_means() -> None:
+    unexplained = [event.name for event in log_events(inspect.getsource(events)) if not event.meaning]
+    assert unexplained == [], "say it in a comment behind the constant in dispatcher/events.py"
 
 
 def test_events_are_read_with_their_comments() -> None:

@@ -2,6 +2,7 @@
 
 import os
 import re
+import shutil
 import subprocess
 import sys
 import tomllib
@@ -76,13 +77,32 @@ def test_bootstrap_says_what_to_do_without_a_python(tmp_path: Path) -> None:
     assert "No Python 3.11 or newer" in result.stderr
 
 
+def test_bootstrap_says_what_to_do_without_venv(tmp_path: Path) -> None:
+    clone = bare_clone(tmp_path)
+    python = tmp_path / "bin" / "python3.14"
+    python.write_text('#!/bin/sh\ncase "$*" in *"-m v"*) exit 1 ;; *--version*) echo Python 3.14 ;; esac\n')
+    python.chmod(0o755)
+    result = subprocess.run(
+        ["scripts/bootstrap", "demo"],
+        cwd=clone,
+        env={**os.environ, "PATH": f"{tmp_path / 'bin'}:{os.environ['PATH']}"},
+        capture_output=True,
+        text=True,
+        check=False,
+        timeout=30,
+    )
+    assert result.returncode == 1
+    assert "apt-get install python3.14-venv" in result.stderr
+    assert not (clone / ".venv").exists()
+
+
 def bare_clone(tmp_path: Path) -> Path:
     """A directory with only what bootstrap reads, and an empty directory for PATH beside it."""
     clone = tmp_path / "clone"
     for name in ("scripts/bootstrap", "pyproject.toml", "requirements/constraints.txt"):
         target = clone / name
         target.parent.mkdir(parents=True, exist_ok=True)
-        target.write_bytes((REPOSITORY / name).read_bytes())
+        shutil.copy2(REPOSITORY / name, target)
     (tmp_path / "bin").mkdir()
     return clone
 

@@ -108,10 +108,15 @@ def _one_line(value: str) -> str:
 
 
 def _split_url(value: str) -> SplitResult:
-    parts = urlsplit(value)
-    if not parts.hostname or any(character.isspace() for character in value):
-        raise ValueError("no host")
-    _ = parts.port  # raises ValueError itself when it is no port number
+    """The parts of a URL; what urllib says of a bad one is not passed on, it may quote a password."""
+    fault = ValueError("not a URL with a host")
+    try:
+        parts = urlsplit(value)
+        is_whole = bool(parts.hostname) and (parts.port is None or parts.port > 0)
+    except ValueError:
+        raise fault from None
+    if not is_whole or any(character.isspace() for character in value):
+        raise fault
     return parts
 
 
@@ -466,7 +471,7 @@ def _missing_fault(name: str) -> str:
 
 def _fault(name: str, values: Mapping[str, str], text: str) -> str:
     extra = _extra(Settings.model_fields[name])
-    reason = text.removeprefix("Value error, ")
+    reason = _printable(text.removeprefix("Value error, "))
     shown = "(hidden)" if extra["secret"] else _shown(values[name])
     return f"{name.upper()}={shown}: {_lower_first(reason)}; allowed: {extra['allowed']}"
 
@@ -482,7 +487,11 @@ def _shown(value: str) -> str:
     if re.search(r"eyJ[\w-]{8}|sb_secret_", value):
         return "(hidden)"
     cut = value if len(value) <= MAX_SHOWN_VALUE else value[:MAX_SHOWN_VALUE] + "…"
-    return cut if cut.isprintable() else ascii(cut)
+    return _printable(cut)
+
+
+def _printable(text: str) -> str:
+    return text if text.isprintable() else ascii(text)
 
 
 def _cross_faults(settings: Settings) -> list[str]:

@@ -16,6 +16,7 @@ _FILE_NAME = re.compile(r"(?P<version>\d+)_(?P<name>.+)\.sql")
 # Any fixed number does, as long as nothing else in the project locks on it.
 _LOCK = 7_223_150_648_112
 _CONNECT_SECONDS = 10
+_PACKAGE = Path(__file__).resolve().parents[1]
 
 _CREATE_HISTORY = """
 create schema if not exists supabase_migrations;
@@ -46,13 +47,12 @@ class Applied:
     name: str
 
 
-def migrations_directory() -> Path:
+def migrations_directory(package: Path = _PACKAGE) -> Path:
     """The project's migrations: inside an installed wheel, else in the clone around this package.
 
     Raises:
         DispatcherError: neither is there.
     """
-    package = Path(__file__).resolve().parents[1]
     for candidate in (package / "_migrations", package.parent / "supabase" / "migrations"):
         if candidate.is_dir():
             return candidate

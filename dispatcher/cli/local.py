@@ -51,7 +51,7 @@ def up(
 
 
 def project_stack(directory: Path, *, port: int = 0, seed: bool = True, durable: bool = True) -> "Stack":
-    """An embedded Supabase with the project's migrations and, unless told otherwise, its first rows. Not started."""
+    """An embedded Supabase with the project's migrations and, if wanted, its first rows. Not started."""
     from dispatcher.local.stack import Stack
 
     return Stack(directory, port=port, prepare=_preparation(seed), durable=durable)
@@ -74,7 +74,8 @@ def seed_first_rows(db_url: str) -> None:
 
     with psycopg.connect(db_url) as connection:
         connection.execute(
-            "insert into public.tenants (id, name, slug) values (%s, 'Default', 'default') on conflict do nothing",
+            "insert into public.tenants (id, name, slug) values (%s, 'Default', 'default')"
+            " on conflict do nothing",
             (DEFAULT_TENANT,),
         )
         connection.execute(
@@ -83,7 +84,8 @@ def seed_first_rows(db_url: str) -> None:
             (DEFAULT_TENANT, WORKSPACE, DEFAULT_TENANT),
         )
         connection.execute(
-            "insert into public.gateways (tenant_id, slug, label) values (%s, %s, 'Local') on conflict do nothing",
+            "insert into public.gateways (tenant_id, slug, label) values (%s, %s, 'Local')"
+            " on conflict do nothing",
             (DEFAULT_TENANT, GATEWAY),
         )
         for slug in AGENTS:

@@ -9,7 +9,6 @@ from uuid import UUID
 
 from dispatcher import events
 from dispatcher.agents.command import build_argv
-from dispatcher.agents.process import ChildProcess
 from dispatcher.agents.supervisor import Ending, WakeProcess
 from dispatcher.errors import DispatcherError
 from dispatcher.inbox import model
@@ -24,9 +23,11 @@ log = get_logger(__name__)
 class Starts(Protocol):
     """The part of `Supervisor` that a launch needs."""
 
-    def start(self, wake_id: UUID, agent: str, argv: Sequence[str], env: Mapping[str, str]) -> ChildProcess: ...
+    def start(
+        self, wake_id: UUID, agent: str, argv: Sequence[str], env: Mapping[str, str]
+    ) -> WakeProcess: ...
 
-    def stop(self, wake_id: UUID, cause: str) -> bool: ...
+    def stop(self, wake_id: str, cause: str) -> bool: ...
 
 
 class Launcher:
@@ -39,7 +40,7 @@ class Launcher:
         executable: str,
         host_id: str,
         resolve_agent: Callable[[str | None, str], str],
-        child_environment: Callable[[UUID], Mapping[str, str]],
+        child_environment: Callable[[str], Mapping[str, str]],
     ) -> None:
         self._book = book
         self._executable = executable
@@ -63,7 +64,9 @@ class Launcher:
         """Starts the process of a grant; a spawn that fails is reported as such and never raises."""
         self._book.add(BookedWake(grant.wake_id, grant.claim_token, grant.agent_id, grant.agent_slug))
         if not self._open:
-            self._report(Ended(grant.wake_id, grant.claim_token, "interrupted", error="the daemon is stopping"))
+            self._report(
+                Ended(grant.wake_id, grant.claim_token, "interrupted", error="the daemon is stopping")
+            )
             return
         try:
             child = self._spawn(grant)
@@ -74,7 +77,7 @@ class Launcher:
         self._report(Started(grant.wake_id, grant.claim_token, self._host_id, child.pid, child.started_at))
         self._tell(grant, child)
 
-    def _spawn(self, grant: Grant) -> ChildProcess:
+    def _spawn(self, grant: Grant) -> WakeProcess:
         argv = build_argv(
             self._executable,
             self._resolve_agent(grant.workspace_slug, grant.agent_slug),
@@ -82,9 +85,8 @@ class Launcher:
             model=_override(grant, "model_override"),
             thinking=_override(grant, "thinking_override"),
         )
-        return self._supervisor.start(
-            grant.wake_id, grant.agent_slug, argv, self._child_environment(grant.wake_id)
-        )
+        wake_id = str(grant.wake_id)
+        return self._supervisor.start(wake_id, grant.agent_slug, argv, self._child_environment(wake_id))
 
     def _refuse(self, grant: Grant, error: Exception) -> None:
         log.error(
@@ -97,7 +99,7 @@ class Launcher:
         )
         self._report(Ended(grant.wake_id, grant.claim_token, "spawn_failed", error=str(error)))
 
-    def _tell(self, grant: Grant, child: ChildProcess) -> None:
+    def _tell(self, grant: Grant, child: WakeProcess) -> None:
         if grant.blockers_error:
             log.warning(
                 events.WAKE_BLOCKERS_UNKNOWN,
@@ -120,11 +122,11 @@ class Launcher:
 
     def on_end(self, process: WakeProcess, ending: Ending) -> None:
         """The process is gone: report how. Called by its waiter thread."""
-        wake = self._book.get(process.wake_id)
+        wake = self._book.get(UUID(process.wake_id))
         if wake is None:
             return
         kind = _ENDINGS[ending.kind]
-        self._report(Ended(wake.wake_id, wake.claim_token, kind, ending.exit_code, ending.cause))
+        self._report(Ended(wake.wake_id, wake.claim_token, kind, ending.exit_code, ending.cause or None))
         log.info(
             events.WAKE_ENDED,
             msg=f"{wake.agent_slug} ended ({kind}, exit code {ending.exit_code}) after {ending.duration_s:.1f} s",
@@ -133,7 +135,7 @@ class Launcher:
             ending=kind,
             exit_code=ending.exit_code,
             duration_s=round(ending.duration_s, 3),
-            cause=ending.cause,
+            cause=ending.cause or None,
         )
 
     def stop_fenced(self, wake_id: UUID) -> None:
@@ -148,7 +150,7 @@ class Launcher:
             wake_id=str(wake_id),
         )
         self._book.remove(wake_id)
-        self._supervisor.stop(wake_id, "fence lost")
+        self._supervisor.stop(str(wake_id), "fence lost")
 
     def on_result(self, result: ReportResult) -> None:
         """The database's answer to a report."""

@@ -20,7 +20,11 @@ class Claim:
     item_ids: tuple[UUID, ...] = ()
 
     def as_json(self) -> dict[str, object]:
-        return {"agent_id": str(self.agent_id), "path": self.path, "item_ids": [str(item) for item in self.item_ids]}
+        return {
+            "agent_id": str(self.agent_id),
+            "path": self.path,
+            "item_ids": [str(item) for item in self.item_ids],
+        }
 
 
 @dataclass(frozen=True, slots=True)
@@ -78,7 +82,9 @@ class Refusal:
     @classmethod
     def from_json(cls, row: Mapping[str, Any]) -> Refusal:
         error = f"{row['error']} ({row['error_code']})" if row.get("error") else None
-        return cls(UUID(row["agent_id"]), row.get("agent_slug"), row["skip_reason"], row.get("retry_in"), error)
+        return cls(
+            UUID(row["agent_id"]), row.get("agent_slug"), row["skip_reason"], row.get("retry_in"), error
+        )
 
 
 Verdict = Grant | Refusal
@@ -178,7 +184,9 @@ class ReportAnswer:
 
     @classmethod
     def from_json(cls, answer: Mapping[str, Any]) -> ReportAnswer:
-        return cls([ReportResult.from_json(row) for row in answer["results"]], verdicts_from_json(answer["claims"]))
+        return cls(
+            [ReportResult.from_json(row) for row in answer["results"]], verdicts_from_json(answer["claims"])
+        )
 
 
 @dataclass(frozen=True, slots=True)

@@ -4,9 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Final, Literal, Protocol
+from typing import Final, Literal
 
 from dispatcher import events
+from dispatcher.agents import proctable
+from dispatcher.agents.proctable import ProcessIdentity
 from dispatcher.instance.model import Adoption, OpenWake
 from dispatcher.logs import get_logger
 
@@ -46,22 +48,6 @@ def judge(wake: OpenWake, host: Host, instance_timeout: float, is_owner_alive: b
     return "lost" if wake.deadline_in < 0 else "leave"
 
 
-@dataclass(frozen=True, slots=True)
-class FoundProcess:
-    """A living process of a wake."""
-
-    pid: int
-    started_at: float | None
-
-
-class ProcessTable(Protocol):
-    """What this host knows about processes (see `dispatcher.agents.process`)."""
-
-    def is_alive(self, pid: int, started_at: float | None) -> bool: ...
-
-    def find_marked(self, wake_id: str) -> FoundProcess | None: ...
-
-
 class Adopter:
     """Settles open wakes. Made once; `settle` may be called by any thread, one at a time per wake.
 
@@ -72,16 +58,14 @@ class Adopter:
         self,
         host: Host,
         instance_timeout: float,
-        processes: ProcessTable,
         *,
-        adopt: Callable[[OpenWake, FoundProcess], Adoption | None],
-        on_adopted: Callable[[OpenWake, FoundProcess, Adoption], None],
+        adopt: Callable[[OpenWake, ProcessIdentity], Adoption | None],
+        on_adopted: Callable[[OpenWake, ProcessIdentity, Adoption], None],
         on_lost: Callable[[OpenWake], None],
         pause: Callable[[float], object],
     ) -> None:
         self._host = host
         self._instance_timeout = instance_timeout
-        self._processes = processes
         self._adopt = adopt
         self._on_adopted = on_adopted
         self._on_lost = on_lost
@@ -114,18 +98,18 @@ class Adopter:
     def _is_owner_alive(self, wake: OpenWake) -> bool | None:
         if wake.owner_host_id != self._host.host_id or wake.owner_pid is None:
             return None
-        return self._processes.is_alive(wake.owner_pid, wake.owner_pid_started_at)
+        return proctable.is_alive(wake.owner_pid, wake.owner_pid_started_at)
 
-    def _find(self, wake: OpenWake) -> FoundProcess | None:
-        if wake.pid is not None and self._processes.is_alive(wake.pid, wake.pid_started_at):
-            return FoundProcess(wake.pid, wake.pid_started_at)
-        found = self._processes.find_marked(str(wake.wake_id))
-        if found is None and wake.pid is None:
+    def _find(self, wake: OpenWake) -> ProcessIdentity | None:
+        if wake.pid is not None and proctable.is_alive(wake.pid, wake.pid_started_at):
+            return ProcessIdentity(wake.pid, wake.pid_started_at, self._host.host_id)
+        found = proctable.find_marked(str(wake.wake_id))
+        if not found and wake.pid is None:
             self._pause(SECOND_LOOK_SECONDS)
-            found = self._processes.find_marked(str(wake.wake_id))
-        return found
+            found = proctable.find_marked(str(wake.wake_id))
+        return found[0] if found else None
 
-    def _take_over(self, wake: OpenWake, process: FoundProcess) -> None:
+    def _take_over(self, wake: OpenWake, process: ProcessIdentity) -> None:
         adoption = self._adopt(wake, process)
         if adoption is None:
             return

@@ -87,7 +87,9 @@ class InstanceStore:
 
     def stop(self, instance_id: UUID) -> None:
         """This daemon ended in good order."""
-        self._rest.rpc("stop_dispatcher_instance", {"p_instance_id": str(instance_id)}, retry=True, timeout=3.0)
+        self._rest.rpc(
+            "stop_dispatcher_instance", {"p_instance_id": str(instance_id)}, retry=True, timeout=3.0
+        )
 
 
 def unknown_gateway_text(gateway: str, tenant_id: UUID, known: Iterable[str]) -> str:

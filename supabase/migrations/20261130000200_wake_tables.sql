@@ -26,6 +26,7 @@ create table if not exists public.dispatcher_instances (
   last_sweep_at timestamptz,
   last_sweep jsonb,
   last_tick jsonb,
+  canary uuid,
   realtime jsonb not null default '{}',
   health jsonb not null default '{}',
   constraint dispatcher_instances_stopped_has_time check ((state = 'stopped') = (stopped_at is not null))

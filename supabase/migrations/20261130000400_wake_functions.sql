@@ -736,7 +736,7 @@ declare
 begin
   v_instance := public.running_instance(p_instance_id);
   update public.dispatcher_instances
-     set last_heartbeat_at = now(), realtime = coalesce(p_facts -> 'realtime', realtime), health = coalesce(p_facts -> 'health', health),
+     set last_heartbeat_at = now(), canary = p_nonce, realtime = coalesce(p_facts -> 'realtime', realtime), health = coalesce(p_facts -> 'health', health),
          state = case state when 'lost' then 'running' else state end
    where id = p_instance_id;
   perform public.send_gateway_hint(v_instance.gateway_id, 'canary', jsonb_build_object('instance_id', p_instance_id, 'nonce', p_nonce));
@@ -1090,6 +1090,33 @@ begin
 end
 $$;
 comment on function public.expire_inbox_items(uuid, text, uuid[], text) is 'Ends open items by the operator''s hand: failed, attempts at the ceiling, reason recorded.';
+
+create or replace function public.list_inbox_items(p_tenant_id uuid, p_gateway text, p_agent text, p_status text, p_limit integer) returns jsonb
+language plpgsql stable set search_path = ''
+as $$
+declare
+  v_gateway_id uuid;
+begin
+  select id into v_gateway_id from public.gateways where tenant_id = p_tenant_id and (slug = p_gateway or id::text = p_gateway);
+  if v_gateway_id is null then
+    return jsonb_build_object('code', 'unknown_gateway', 'known',
+      coalesce((select jsonb_agg(slug order by slug) from public.gateways where tenant_id = p_tenant_id), '[]'));
+  end if;
+  if p_agent is not null and not exists (select from public.agents where gateway_id = v_gateway_id and (slug = p_agent or id::text = p_agent)) then
+    return jsonb_build_object('code', 'unknown_agent', 'known',
+      coalesce((select jsonb_agg(slug order by slug) from public.agents where gateway_id = v_gateway_id), '[]'));
+  end if;
+  return jsonb_build_object('code', 'ok', 'items', coalesce((
+    select jsonb_agg(to_jsonb(listed) order by listed.created_at desc)
+      from (select item.id, agent.slug as agent, item.event_type, item.status, item.attempt_count, item.max_attempts, item.created_at,
+                   item.leased_until, left(item.summary, 200) as summary, item.context ->> 'last_failure_reason' as last_failure_reason
+              from public.agents as agent join public.agent_inbox_items as item on item.agent_id = agent.id
+             where agent.gateway_id = v_gateway_id and (p_agent is null or agent.slug = p_agent or agent.id::text = p_agent)
+               and (p_status is null or item.status::text = p_status)
+             order by item.created_at desc limit p_limit) as listed), '[]'));
+end
+$$;
+comment on function public.list_inbox_items(uuid, text, text, text, integer) is 'The newest items of a gateway''s agents, or of one of them, for an operator.';
 
 create or replace function public.dispatcher_status(p_tenant_id uuid, p_gateway text, p_settings jsonb) returns jsonb
 language plpgsql stable set search_path = ''

@@ -138,7 +138,7 @@ begin
                        'end_wake', 'wait_for_next_wake', 'report_wakes', 'broadcast_hints_available', 'open_wakes_of_others',
                        'register_dispatcher_instance', 'adopt_wake', 'renew_wake_leases', 'heartbeat_dispatcher_instance', 'stop_dispatcher_instance',
                        'expire_stale_items', 'bury_spent_items', 'stop_wake_chains', 'settle_stalled_agents', 'fill_waitlist', 'sweep_inbox',
-                       'gateway_settings', 'request_wake', 'requeue_inbox_items', 'expire_inbox_items', 'dispatcher_status',
+                       'gateway_settings', 'request_wake', 'requeue_inbox_items', 'expire_inbox_items', 'list_inbox_items', 'dispatcher_status',
                        'send_gateway_hint', 'hint_inbox_insert', 'note_inbox_update', 'hint_agent_change', 'hint_budget_change')
   loop
     execute format('revoke execute on function %s from public, anon, authenticated', v_function.signature);

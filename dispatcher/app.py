@@ -1,0 +1,328 @@
+"""The composition root: builds every long-lived object of the daemon, once, and runs them until told to stop."""
+
+from __future__ import annotations
+
+import os
+import socket
+import time
+from collections.abc import Mapping, Sequence
+from typing import Any, Final
+from uuid import UUID, uuid4
+
+import dispatcher
+from dispatcher import events
+from dispatcher.agents import proctable
+from dispatcher.agents.command import child_environment, state_environment
+from dispatcher.agents.openclaw import find_executable
+from dispatcher.agents.process import prepare_parent
+from dispatcher.agents.proctable import ProcessIdentity
+from dispatcher.agents.registry import AgentRegistry, config_candidates
+from dispatcher.agents.service import SupervisionService
+from dispatcher.agents.supervisor import Supervisor
+from dispatcher.config import Settings
+from dispatcher.errors import MigrationsMissing, RestError, ShuttingDown
+from dispatcher.inbox.book import BookedWake, WakeBook
+from dispatcher.inbox.decisions import Decisions
+from dispatcher.inbox.launcher import Launcher
+from dispatcher.inbox.model import Ended, ReportResult
+from dispatcher.inbox.reporter import Reporter
+from dispatcher.inbox.settings import wake_settings
+from dispatcher.inbox.store import InboxStore
+from dispatcher.inbox.sweep import Sweeper
+from dispatcher.inbox.worker import Hints, LocalAgents, WakeWorker
+from dispatcher.instance.adoption import Adopter, Host
+from dispatcher.instance.model import Adoption, OpenWake, Registration
+from dispatcher.instance.service import Heart, HeartbeatFile
+from dispatcher.instance.store import InstanceStore
+from dispatcher.logs import get_logger
+from dispatcher.runtime.group import ServiceGroup
+from dispatcher.runtime.health import Health
+from dispatcher.runtime.service import PeriodicService
+from dispatcher.runtime.signals import SignalCollector
+from dispatcher.runtime.wakeup import DueTimes
+from dispatcher.supabase.realtime import RealtimeService, RealtimeState
+from dispatcher.supabase.realtime_paths import Hint
+from dispatcher.supabase.rest import RestClient, Timeouts
+
+log = get_logger(__name__)
+
+MISSING_FUNCTION: Final = "PGRST202"
+WORKERS: Final = 2
+# What a stop may take beyond the grace: the ladder of the wakes, the last reports, the threads.
+STOP_SECONDS: Final = 9.5
+READY_SECONDS: Final = 30.0
+
+
+class Daemon:
+    """`run` is the whole life of the daemon. Built from settings alone; raises the errors of its parts' start."""
+
+    def __init__(self, settings: Settings, environ: Mapping[str, str] = os.environ) -> None:
+        self._settings = settings
+        self._environ = environ
+        self._executable = find_executable(settings.openclaw_bin, environ.get("PATH"))
+        self._instance_id = uuid4()
+        self._host = Host(proctable.host_id(), socket.gethostname())
+        self._health = Health()
+        key = settings.supabase_service_role_key.get_secret_value()
+        self._rest = RestClient(settings.supabase_url, key, timeouts=Timeouts(call=settings.rest_timeout))
+        self._instances = InstanceStore(self._rest)
+        self._build_inbox()
+
+    # -- building
+
+    def _build_inbox(self) -> None:
+        settings = self._settings
+        self._book = WakeBook()
+        self._agents = LocalAgents()
+        self._due: DueTimes[UUID] = DueTimes()
+        self._hints = Hints(self._agents, self._due)
+        self._store = InboxStore(self._rest, lambda: self._instance_id)
+        self._launcher = self._build_launcher()
+        self._decisions = Decisions(self._launcher.launch, self._due)
+        self._supervisor = Supervisor(
+            self._launcher.on_end, settings.agent_process_timeout, output_dir=settings.agent_output_dir
+        )
+        self._reporter = Reporter(
+            self._store,
+            self._book,
+            settings.max_concurrent_wakes,
+            on_verdicts=self._decisions.act_on,
+            on_result=self._on_result,
+            health=self._health.loop("reports", None),
+        )
+        self._launcher.connect(self._supervisor, self._reporter.put)
+
+    def _build_launcher(self) -> Launcher:
+        settings, environ = self._settings, self._environ
+        registry = AgentRegistry(
+            config_candidates(settings.openclaw_home, settings.openclaw_state_dir, settings.openclaw_config_path)
+        )
+        secrets = [settings.supabase_service_role_key.get_secret_value()]
+
+        def environment(wake_id: str) -> Mapping[str, str]:
+            return child_environment(
+                environ,
+                wake_id,
+                passthrough=settings.agent_env_passthrough,
+                secrets=secrets,
+                openclaw=state_environment(environ, settings.openclaw_home, registry.config_path),
+            )
+
+        return Launcher(
+            book=self._book,
+            executable=self._executable,
+            host_id=self._host.host_id,
+            resolve_agent=registry.resolve,
+            child_environment=environment,
+        )
+
+    def _build_services(self, registration: Registration) -> ServiceGroup:
+        settings = self._settings
+        self._realtime = self._build_realtime(registration)
+        self._adopter = self._build_adopter()
+        self._sweeper = self._build_sweeper()
+        sweep_health = self._health.loop("sweep", settings.reconcile_interval)
+        self._sweep = PeriodicService(
+            "sweep", self._sweeper.beat, self._sweeper.next_interval, health=sweep_health
+        )
+        claims = self._health.loop("claims", None)
+        workers = [
+            WakeWorker(f"inbox-{number}", self._hints, self._store, self._agents, self._decisions, claims)
+            for number in range(1, WORKERS + 1)
+        ]
+        self._supervision = SupervisionService(self._supervisor, settings.shutdown_grace)
+        # Stopped in reverse: first whoever finds work, then the wakes, then whoever reports and keeps leases alive.
+        return ServiceGroup(
+            [self._reporter, self._build_heart(), self._supervision, *workers, self._sweep, self._realtime]
+        )
+
+    def _build_realtime(self, registration: Registration) -> RealtimeService:
+        settings = self._settings
+        realtime = RealtimeService(
+            settings.supabase_url,
+            settings.supabase_service_role_key.get_secret_value(),
+            topic=registration.topic,
+            tenant_id=str(settings.tenant_id),
+            instance_id=str(self._instance_id),
+            mode=settings.realtime_mode,
+            proxy=settings.realtime_proxy,
+            on_hint=self._on_hint,
+            on_ready=self._on_ready,
+            on_state=self._on_state,
+        )
+        realtime.broadcast_available = registration.broadcast_available
+        return realtime
+
+    def _build_sweeper(self) -> Sweeper:
+        settings = self._settings
+        return Sweeper(
+            self._store,
+            self._agents,
+            self._hints.items,
+            self._decisions,
+            claim_limit=settings.max_concurrent_wakes,
+            interval=settings.reconcile_interval,
+            degraded_interval=settings.degraded_reconcile_interval,
+            is_realtime_well=lambda: self._realtime.state.status == "ready",
+            settle_open_wakes=self._settle_open_wakes,
+            on_broadcast_available=self._on_broadcast_available,
+            health=self._health,
+        )
+
+    def _build_adopter(self) -> Adopter:
+        return Adopter(
+            self._host,
+            self._settings.instance_timeout,
+            adopt=lambda wake, process: self._instances.adopt(
+                self._instance_id, wake, self._host.host_id, process.pid, process.started_at
+            ),
+            on_adopted=self._on_adopted,
+            on_lost=self._on_lost,
+            pause=time.sleep,
+        )
+
+    def _build_heart(self) -> PeriodicService:
+        settings = self._settings
+        self._file = HeartbeatFile(settings.heartbeat_file)
+        heart = Heart(
+            self._instances,
+            self._instance_id,
+            live_wakes=self._book.ids,
+            facts=self._facts,
+            expect_canary=self._realtime.expect_canary,
+            on_broadcast_available=self._on_broadcast_available,
+            on_fenced=self._launcher.stop_fenced,
+            register_again=self._register,
+            file=self._file,
+        )
+        health = self._health.loop("leases", settings.heartbeat_interval)
+        return PeriodicService("heartbeat", heart.beat, settings.heartbeat_interval, health=health)
+
+    # -- what the parts tell one another
+
+    def _on_hint(self, hint: Hint) -> None:
+        if hint.agent_id is None:
+            self._sweep.wake_early()
+        elif hint.kind == "inbox" and hint.item_id is not None:
+            self._sweeper.note_hint()
+            self._hints.item(UUID(hint.agent_id), [UUID(hint.item_id)], hint.path)
+        else:
+            self._hints.agent(UUID(hint.agent_id))
+
+    def _on_ready(self, _path: str) -> None:
+        """What came before the subscription has no hint: a sweep follows every readiness."""
+        self._sweeper.note_subscribed()
+        self._sweep.wake_early()
+
+    def _on_state(self, state: RealtimeState) -> None:
+        if state.status == "ready":
+            self._health.clear_cause("realtime")
+        else:
+            self._health.add_cause("realtime", f"Realtime is {state.status}: {state.cause or 'not subscribed yet'}")
+
+    def _on_broadcast_available(self, available: bool) -> None:
+        self._realtime.broadcast_available = available
+
+    def _on_result(self, result: ReportResult) -> None:
+        self._launcher.on_result(result)
+        self._decisions.after_end(result)
+
+    def _settle_open_wakes(self, rows: Sequence[Mapping[str, Any]]) -> None:
+        self._adopter.settle([OpenWake.from_json(row) for row in rows])
+
+    def _on_adopted(self, wake: OpenWake, process: ProcessIdentity, adoption: Adoption) -> None:
+        self._book.add(BookedWake(wake.wake_id, adoption.claim_token, wake.agent_id, wake.agent_slug, process.pid))
+        try:
+            watched = self._supervisor.adopt(
+                str(wake.wake_id), wake.agent_slug, process.pid, process.started_at
+            )
+        except ShuttingDown:
+            # Whoever comes next finds it alive and adopts it.
+            self._book.remove(wake.wake_id)
+            return
+        if watched is None:
+            self._reporter.put(Ended(wake.wake_id, adoption.claim_token, "exited"))
+
+    def _on_lost(self, wake: OpenWake) -> None:
+        self._reporter.put(Ended(wake.wake_id, wake.claim_token, "lost", error="its process and its daemon are gone"))
+
+    def _facts(self) -> dict[str, Any]:
+        """What the heartbeat says of this daemon."""
+        return {
+            "health": self._health.snapshot(),
+            "realtime": self._realtime.state.as_json(),
+            "live_wakes": len(self._supervisor),
+            "heartbeat_interval_s": self._settings.heartbeat_interval,
+            "instance_id": str(self._instance_id),
+        }
+
+    # -- the life of the daemon
+
+    def run(self) -> int:
+        """Runs until a signal or the unasked end of a service; the exit code of the process."""
+        prepare_parent()
+        registration = self._register()
+        group = self._build_services(registration)
+        with SignalCollector(lambda count: self._on_signal(group, count)):
+            self._adopter.settle(registration.open_wakes)
+            group.start()
+            self._tell_when_ready(registration)
+            ended = group.wait_for_end()
+            code = 0 if ended is None else ended.exit_code
+            self._stop(group)
+        return code
+
+    def _on_signal(self, group: ServiceGroup, count: int) -> None:
+        if count == 1:
+            group.interrupt()
+        else:
+            self._supervisor.hurry()
+
+    def _register(self) -> Registration:
+        identity = {
+            "instance_id": str(self._instance_id),
+            "hostname": self._host.hostname,
+            "host_id": self._host.host_id,
+            "pid": os.getpid(),
+            "pid_started_at": proctable.started_at(os.getpid()),
+            "version": dispatcher.__version__,
+        }
+        settings = self._settings
+        try:
+            return self._instances.register(
+                settings.tenant_id, settings.gateway_id, identity, wake_settings(settings)
+            )
+        except RestError as error:
+            if error.code == MISSING_FUNCTION:
+                raise MigrationsMissing(
+                    "The database lacks the dispatcher's functions: run `dispatcher migrate --db-url …`, then start again."
+                ) from error
+            raise
+
+    def _tell_when_ready(self, registration: Registration) -> None:
+        log.info(
+            events.DAEMON_READY,
+            msg=f"Dispatching for gateway {registration.gateway_slug}",
+            instance_id=str(self._instance_id),
+            gateway=registration.gateway_slug,
+            version=dispatcher.__version__,
+            max_concurrent_wakes=self._settings.max_concurrent_wakes,
+            openclaw=self._executable,
+        )
+
+    def _stop(self, group: ServiceGroup) -> None:
+        log.info(events.DAEMON_STOPPING, msg="Stopping: no new wakes", live_wakes=len(self._supervisor))
+        self._launcher.close()
+        self._reporter.stop_claiming()
+        self._hints.close()
+        group.stop(self._settings.shutdown_grace + STOP_SECONDS)
+        self._say_goodbye()
+        log.info(events.DAEMON_STOPPED, msg="Stopped", live_wakes=len(self._supervisor))
+
+    def _say_goodbye(self) -> None:
+        self._file.remove()
+        try:
+            self._instances.stop(self._instance_id)
+        except Exception as error:  # noqa: BLE001 - the heartbeat's silence will tell the others
+            log.warning(events.INSTANCE_GONE, msg="Could not sign off", error=str(error))
+        self._rest.close()

@@ -1,0 +1,70 @@
+"""What the operator's commands share: settings, a client, and the gateway they speak of."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from typing import Any
+
+from dispatcher.config import Settings, load_settings
+from dispatcher.errors import MigrationsMissing, RestError, UnknownGateway
+from dispatcher.instance.store import unknown_gateway_text
+from dispatcher.supabase.rest import RestClient
+
+MISSING_FUNCTION = "PGRST202"
+
+
+class Operator:
+    """Calls the operator's SQL functions for one gateway."""
+
+    def __init__(self, settings: Settings, rest: RestClient) -> None:
+        self.settings = settings
+        self._rest = rest
+
+    def call(self, function: str, **arguments: object) -> Mapping[str, Any]:
+        """The function's answer for this tenant and gateway.
+
+        Raises UnknownGateway, MigrationsMissing, and what `RestClient.rpc` raises.
+        """
+        scope = {"p_tenant_id": str(self.settings.tenant_id), "p_gateway": self.settings.gateway_id}
+        try:
+            answer: Mapping[str, Any] = self._rest.rpc(function, {**scope, **arguments}, retry=False)
+        except RestError as error:
+            if error.code == MISSING_FUNCTION:
+                raise migrations_missing(function) from error
+            raise
+        if answer.get("code") == "unknown_gateway":
+            raise UnknownGateway(
+                unknown_gateway_text(self.settings.gateway_id, self.settings.tenant_id, answer["known"])
+            )
+        return answer
+
+    def rows(self, table: str, query: Mapping[str, str]) -> list[dict[str, Any]]:
+        """Rows of a table; see `RestClient.select`."""
+        return self._rest.select(table, query)
+
+
+def migrations_missing(function: str) -> MigrationsMissing:
+    """The error for a database without our functions."""
+    return MigrationsMissing(
+        f"The database has no function {function}: apply the migrations with `dispatcher migrate --db-url …` "
+        "(or `psql -f supabase/migrations/*.sql` in name order), then try again."
+    )
+
+
+@contextmanager
+def operator() -> Iterator[Operator]:
+    """An `Operator` for the settings in force, closed afterwards."""
+    settings = load_settings()
+    rest = RestClient(settings.supabase_url, settings.supabase_service_role_key.get_secret_value())
+    try:
+        yield Operator(settings, rest)
+    finally:
+        rest.close()
+
+
+def gate_settings(settings: Settings) -> dict[str, object]:
+    """The settings the gates need, where no daemon has registered its own yet."""
+    from dispatcher.inbox.settings import wake_settings
+
+    return wake_settings(settings)

@@ -1,0 +1,62 @@
+"""`dispatcher health`: what the daemon beside us last said of itself."""
+
+from __future__ import annotations
+
+import json
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+
+from dispatcher.cli.output import print_json
+
+DEFAULT_FILE = Path("/tmp/heartbeat.json")  # noqa: S108 - the published default; holds nothing secret
+STALE_BEATS = 3
+SLACK_SECONDS = 5.0
+
+
+def command(
+    file: Annotated[
+        Path, typer.Option("--file", envvar="HEARTBEAT_FILE", help="The daemon's heartbeat file.")
+    ] = DEFAULT_FILE,
+    as_json: Annotated[bool, typer.Option("--json", help="Print one JSON document.")] = False,
+) -> None:
+    """End with 0 when the daemon is ok or degraded, 1 when it is failing, silent or absent."""
+    verdict = judge_heartbeat(_read(file), datetime.now(UTC))
+    if as_json:
+        print_json(verdict)
+    else:
+        print("\n".join([verdict["status"], *(f"  {cause}" for cause in verdict["causes"])]))
+    if verdict["status"] not in ("ok", "degraded"):
+        raise typer.Exit(1)
+
+
+def judge_heartbeat(facts: dict[str, Any] | None, now: datetime) -> dict[str, Any]:
+    """{"status": ok | degraded | failing | silent | absent, "causes": [text], "age_s", "loops"}."""
+    if facts is None:
+        return {
+            "status": "absent",
+            "causes": ["no heartbeat file: no daemon runs here"],
+            "age_s": None,
+            "loops": {},
+        }
+    age = (now - datetime.fromisoformat(facts["ts"])).total_seconds()
+    health = facts["health"]
+    verdict = {
+        "status": health["status"],
+        "causes": health["causes"],
+        "age_s": round(age, 1),
+        "loops": health["loops"],
+    }
+    if age > STALE_BEATS * facts["heartbeat_interval_s"] + SLACK_SECONDS:
+        verdict |= {"status": "silent", "causes": [f"the last heartbeat is {age:.0f} s old"]}
+    return verdict
+
+
+def _read(file: Path) -> dict[str, Any] | None:
+    try:
+        facts: dict[str, Any] = json.loads(file.read_text(encoding="utf-8"))
+    except (OSError, ValueError):
+        return None
+    return facts if {"ts", "health", "heartbeat_interval_s"} <= facts.keys() else None

@@ -1,0 +1,64 @@
+"""`dispatcher run`: the daemon."""
+
+from __future__ import annotations
+
+import gc
+import os
+import threading
+
+import typer
+
+from dispatcher.config import Settings, load_settings
+from dispatcher.errors import ConfigurationPending
+
+ASK_AGAIN_SECONDS = 5.0
+
+
+def command() -> None:
+    """Run the daemon until SIGTERM or SIGINT."""
+    raise typer.Exit(_run())
+
+
+def _run() -> int:
+    settings = _await_settings()
+    _configure_logging(settings)
+    # Imported here: what only a running daemon needs costs nothing to a start that fails before.
+    from dispatcher.app import Daemon
+
+    daemon = Daemon(settings, os.environ)
+    gc.freeze()
+    return daemon.run()
+
+
+def _configure_logging(settings: Settings) -> None:
+    from dispatcher.logs import configure_logging
+
+    configure_logging(
+        settings.log_level,
+        gateway_id=settings.gateway_id,
+        tenant_id=str(settings.tenant_id),
+        secrets=[settings.supabase_service_role_key.get_secret_value()],
+    )
+
+
+def _await_settings() -> Settings:
+    """The settings; while WAIT_FOR_CONFIG is true, waits for those that are missing and says so once."""
+    told = False
+    while True:
+        try:
+            return load_settings()
+        except ConfigurationPending as pending:
+            if not told:
+                _tell_waiting(pending)
+            told = True
+            threading.Event().wait(ASK_AGAIN_SECONDS)
+
+
+def _tell_waiting(pending: ConfigurationPending) -> None:
+    from dispatcher import events
+    from dispatcher.logs import configure_logging, get_logger
+
+    configure_logging("info", gateway_id="", tenant_id="")
+    get_logger(__name__).warning(
+        events.CONFIG_WAITING, msg=f"Waiting for configuration: {pending}", missing=pending.faults
+    )

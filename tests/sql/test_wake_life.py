@@ -1,0 +1,369 @@
+"""From the grant to the end: states, leases, failures, stall, adoption, heartbeat."""
+
+import uuid
+from datetime import UTC, datetime, timedelta
+from typing import Any
+
+import pytest
+
+from tests.support.database import Database
+from tests.support.seed import Seed
+
+
+def lease(database: Database, item: uuid.UUID, grant: dict[str, Any], seconds: int = 120) -> None:
+    """As an agent's script does it."""
+    database.execute(
+        """update agent_inbox_items set status = 'leased', attempt_count = attempt_count + 1, leased_at = clock_timestamp(),
+                  leased_until = clock_timestamp() + make_interval(secs => %s) where id = %s""",
+        [seconds, item],
+    )
+    database.execute(
+        """insert into inbox_item_leases (item_id, tenant_id, agent_id, wake_id, attempt, leased_until)
+           select id, tenant_id, agent_id, %s, attempt_count, leased_until from agent_inbox_items where id = %s""",
+        [grant["wake_id"], item],
+    )
+
+
+def item_row(database: Database, item: uuid.UUID) -> dict[str, Any]:
+    return database.row(
+        """select status::text, attempt_count, leased_until, context ->> 'last_failure_reason' as reason
+             from agent_inbox_items where id = %s""",
+        [item],
+    )
+
+
+def test_started_keeps_the_process_and_stamps_the_items(database: Database, seed: Seed, dispatcher) -> None:
+    agent, item = seed.agent("ada"), seed.item("ada")
+    daemon = dispatcher()
+    grant = daemon.claim(agent, item)
+    assert daemon.started(grant, pid=77)["code"] == "ok"
+    assert daemon.started(grant, pid=77)["code"] == "already"
+    assert database.row("select state, pid, host_id from agent_wakes") == {"state": "running", "pid": 77, "host_id": "boot:1"}
+    assert database.value("select last_wake_success_at is not null from agent_inbox_items")
+
+
+@pytest.mark.parametrize(
+    ("ending", "exit_code", "work_done", "state", "failures"),
+    [
+        ("exited", 0, True, "succeeded", 0),
+        ("exited", 0, False, "no_progress", 1),
+        ("exited", 1, True, "failed", 1),
+        ("exited", None, True, "succeeded", 0),
+        ("exited", None, False, "no_progress", 1),
+        ("timed_out", -15, False, "timed_out", 1),
+        ("interrupted", -15, False, "interrupted", 0),
+        ("lost", None, False, "lost", 0),
+        ("spawn_failed", None, False, "spawn_failed", 1),
+    ],
+)
+def test_how_a_wake_ends(
+    database: Database, seed: Seed, dispatcher, ending: str, exit_code: int | None, work_done: bool, state: str, failures: int
+) -> None:
+    agent, item = seed.agent("ada"), seed.item("ada")
+    seed.item("ada")
+    daemon = dispatcher()
+    grant = daemon.claim(agent, item)
+    daemon.started(grant)
+    if work_done:
+        database.execute("update agent_inbox_items set status = 'done' where id = %s", [item])
+    answer = daemon.ended(grant, ending, exit_code)
+    assert (answer["state"], answer["consecutive_failures"]) == (state, failures)
+
+
+def test_a_wake_that_finds_nothing_left_to_do_is_no_failure(database: Database, seed: Seed, dispatcher) -> None:
+    agent, item = seed.agent("ada"), seed.item("ada")
+    daemon = dispatcher()
+    grant = daemon.claim(agent, item)
+    database.execute("delete from agent_inbox_items")
+    assert daemon.ended(grant)["state"] == "succeeded"
+
+
+def test_progress_is_seen_without_the_trigger_too(database: Database, seed: Seed, dispatcher) -> None:
+    agent, item = seed.agent("ada"), seed.item("ada")
+    seed.item("ada")
+    database.execute("drop trigger dispatcher_inbox_update_note on agent_inbox_items")
+    daemon = dispatcher()
+    grant = daemon.claim(agent, item)
+    database.execute("update agent_inbox_items set status = 'done', completed_at = clock_timestamp() where id = %s", [item])
+    assert daemon.ended(grant)["state"] == "succeeded"
+
+
+@pytest.mark.parametrize(
+    ("ending", "attempts_before", "status", "attempts_after"),
+    [
+        ("exited", 0, "pending", 1),
+        ("timed_out", 1, "pending", 2),
+        ("exited", 2, "dead_letter", 3),
+        ("interrupted", 0, "pending", 0),
+        ("interrupted", 2, "pending", 2),
+        ("lost", 1, "pending", 2),
+        ("lost", 2, "dead_letter", 3),
+    ],
+)
+def test_leases_left_are_released_at_once(
+    database: Database, seed: Seed, dispatcher, ending: str, attempts_before: int, status: str, attempts_after: int
+) -> None:
+    agent, item = seed.agent("ada"), seed.item("ada", attempt_count=attempts_before)
+    daemon = dispatcher()
+    grant = daemon.claim(agent, item)
+    lease(database, item, grant)
+    daemon.ended(grant, ending)
+    row = item_row(database, item)
+    assert (row["status"], row["attempt_count"], row["leased_until"]) == (status, attempts_after, None)
+    assert (status == "dead_letter") == ("unfinished" in (row["reason"] or ""))
+    assert database.value("select closed_at is not null from inbox_item_leases")
+
+
+def test_a_lease_of_the_old_function_is_released_too(database: Database, seed: Seed, dispatcher) -> None:
+    agent, item = seed.agent("ada"), seed.item("ada")
+    daemon = dispatcher()
+    grant = daemon.claim(agent, item)
+    database.execute("select lease_inbox_item(%s)", [agent])
+    assert item_row(database, item)["status"] == "leased"
+    daemon.ended(grant, "interrupted")
+    assert item_row(database, item)["status"] == "pending"
+
+
+def test_ff43_an_item_finished_before_the_end_is_not_touched(database: Database, seed: Seed, dispatcher) -> None:
+    agent, item = seed.agent("ada"), seed.item("ada")
+    daemon = dispatcher()
+    grant = daemon.claim(agent, item)
+    lease(database, item, grant)
+    database.execute("update agent_inbox_items set status = 'done', completed_at = clock_timestamp() where id = %s", [item])
+    daemon.ended(grant, "lost")
+    assert (item_row(database, item)["status"], item_row(database, item)["attempt_count"]) == ("done", 1)
+
+
+def test_ff46_a_poison_item_ends_when_the_daemon_dies_of_it(database: Database, seed: Seed, dispatcher) -> None:
+    agent, item = seed.agent("ada"), seed.item("ada", max_attempts=3)
+    wakes = 0
+    while (grant := dispatcher().claim(agent))["granted"]:
+        wakes += 1
+        dispatcher().ended(grant, "lost", None)
+    assert wakes == 3
+    row = item_row(database, item)
+    assert (row["status"], row["attempt_count"], row["reason"]) == ("dead_letter", 3, "worker lost")
+
+
+def test_a_spawn_that_fails_costs_no_attempt(database: Database, seed: Seed, dispatcher) -> None:
+    agent, item = seed.agent("ada"), seed.item("ada")
+    daemon = dispatcher()
+    daemon.ended(daemon.claim(agent, item), "spawn_failed", None)
+    assert item_row(database, item)["attempt_count"] == 0
+
+
+def fail(daemon: Any, agent: uuid.UUID, times: int) -> dict[str, Any]:
+    answer: dict[str, Any] = {}
+    for _ in range(times):
+        answer = daemon.ended(daemon.claim(agent), exit_code=1)
+    return answer
+
+
+def test_a_stall_sets_work_aside_tells_once_and_a_new_item_wakes(database: Database, seed: Seed, dispatcher) -> None:
+    agent, item = seed.agent("ada"), seed.item("ada")
+    daemon = dispatcher(max_consecutive_failures=3)
+    answer = fail(daemon, agent, 3)
+    assert (answer["consecutive_failures"], answer["next"]) == (3, "stalled")
+    row = item_row(database, item)
+    assert (row["status"], row["attempt_count"], row["reason"]) == ("failed", 0, "agent_stalled")
+    assert daemon.claim(agent)["skip_reason"] == "stalled"
+    daemon.sweep(), daemon.sweep()
+    assert database.value("select count(*) from notifications where type = 'agent_stalled'") == 1
+    fresh = seed.item("ada")
+    grant = daemon.claim(agent, fresh)
+    assert grant["granted"] is True
+
+
+def test_requeue_clears_the_stall_and_brings_items_back(database: Database, seed: Seed, dispatcher) -> None:
+    agent, item = seed.agent("ada"), seed.item("ada")
+    daemon = dispatcher(max_consecutive_failures=2)
+    fail(daemon, agent, 2)
+    answer = daemon.call(
+        "requeue_inbox_items", p_tenant_id=uuid.UUID(int=0), p_gateway="local", p_agent="ada", p_item_ids=None
+    )
+    assert answer == {"requeued": 1, "item_ids": [str(item)]}
+    assert daemon.claim(agent)["granted"] is True
+
+
+def test_a_slow_agent_that_works_cannot_stall_by_time_outs(database: Database, seed: Seed, dispatcher) -> None:
+    agent = seed.agent("ada")
+    items = seed.items("ada", 6)
+    daemon = dispatcher(max_consecutive_failures=3)
+    for item in items[:5]:
+        grant = daemon.claim(agent)
+        database.execute("update agent_inbox_items set status = 'done' where id = %s", [item])
+        answer = daemon.ended(grant, "timed_out", -15)
+    assert answer["consecutive_failures"] == 2
+    assert database.value("select stalled_at is null from agent_wake_state")
+
+
+def test_what_arrives_during_a_run_is_waitlisted_at_its_end(database: Database, seed: Seed, dispatcher) -> None:
+    """Field failure 49, the database's half."""
+    agent, item = seed.agent("ada"), seed.item("ada")
+    daemon = dispatcher()
+    grant = daemon.claim(agent, item)
+    late = seed.item("ada")
+    assert daemon.claim(agent, late)["skip_reason"] == "wake_in_flight"
+    database.execute("update agent_inbox_items set status = 'done' where id = %s", [item])
+    assert daemon.ended(grant)["next"] == "waitlisted"
+    [again] = daemon.report(limit=1)["claims"]
+    assert (again["granted"], again["path"], again["item_ids"]) == (True, "waitlist", [str(late)])
+
+
+def test_a_heartbeat_renews_leases_and_closes_claims_nobody_runs(database: Database, seed: Seed, dispatcher) -> None:
+    agent, item = seed.agent("ada"), seed.item("ada")
+    daemon = dispatcher()
+    grant = daemon.claim(agent, item)
+    lease(database, item, grant, seconds=20)
+    before = item_row(database, item)["leased_until"]
+    assert daemon.heartbeat(grant)["renewed"] == 1
+    assert item_row(database, item)["leased_until"] > before + timedelta(seconds=90)
+    assert daemon.heartbeat(grant)["renewed"] == 0
+    database.execute("update agent_wakes set claimed_at = now() - interval '30 seconds'")
+    database.execute("update agent_inbox_items set leased_at = now() - interval '10 seconds'")
+    daemon.heartbeat()
+    assert database.value("select state from agent_wakes") == "interrupted"
+    assert (item_row(database, item)["status"], item_row(database, item)["attempt_count"]) == ("pending", 0)
+
+
+def test_an_instance_whose_row_is_gone_is_told_and_may_register_again(database: Database, seed: Seed, dispatcher) -> None:
+    daemon = dispatcher()
+    database.execute("delete from dispatcher_instances")
+    with pytest.raises(Exception, match="no dispatcher instance") as raised:
+        daemon.heartbeat()
+    assert raised.value.sqlstate == "OD001"
+
+
+def test_open_wakes_of_a_dead_instance_are_listed_for_the_living(database: Database, seed: Seed, dispatcher) -> None:
+    agent = seed.agent("ada")
+    seed.item("ada")
+    dead, living = dispatcher(), dispatcher()
+    grant = dead.claim(agent)
+    dead.started(grant, pid=99)
+    [listed] = living.sweep()["open_wakes"]
+    assert (listed["wake_id"], listed["pid"], listed["agent_slug"]) == (grant["wake_id"], 99, "ada")
+    assert dead.sweep()["open_wakes"] == []
+
+
+def test_ff45_wakes_are_listed_also_when_the_owners_row_is_gone(database: Database, seed: Seed, dispatcher) -> None:
+    agent = seed.agent("ada")
+    seed.item("ada")
+    dead = dispatcher()
+    grant = dead.claim(agent)
+    database.execute("delete from dispatcher_instances where id = %s", [dead.id])
+    [listed] = dispatcher().registered["open_wakes"]
+    assert (listed["wake_id"], listed["owner_state"]) == (grant["wake_id"], "lost")
+
+
+class TestSweep:
+    def test_stale_items_expire_but_not_those_of_paused_agents(self, database: Database, seed: Seed, dispatcher) -> None:
+        old = datetime.now(UTC) - timedelta(hours=25)
+        stale, waits = seed.item("ada", created_at=old), seed.item(seed.agent("zoe", status="paused"), created_at=old)
+        answer = dispatcher().sweep()
+        assert answer["expired"] == 1
+        row = item_row(database, stale)
+        assert (row["status"], row["attempt_count"]) == ("failed", 3)
+        assert "stale" in row["reason"]
+        assert item_row(database, waits)["status"] == "pending"
+        assert dispatcher(stale_item_age_hours=0).sweep()["expired"] == 0
+
+    def test_a_spent_lease_is_buried_with_its_reason(self, database: Database, seed: Seed, dispatcher) -> None:
+        past = datetime.now(UTC) - timedelta(minutes=3)
+        spent = seed.item("ada", status="leased", attempt_count=3, leased_at=past, leased_until=past)
+        live = seed.item("bob", status="leased", attempt_count=3, leased_at=past, leased_until=past + timedelta(hours=1))
+        assert dispatcher().sweep()["buried"] == 1
+        assert item_row(database, spent)["status"] == "dead_letter"
+        assert "no attempts left" in item_row(database, spent)["reason"]
+        assert item_row(database, live)["status"] == "leased"
+
+    def test_other_gateways_are_never_written(self, database: Database, seed: Seed, dispatcher) -> None:
+        theirs = seed.agent("theirs", gateway="other")
+        item = seed.item(theirs, created_at=datetime.now(UTC) - timedelta(days=9))
+        answer = dispatcher().sweep(limit=2)
+        assert (answer["agent_ids"], answer["expired"], answer["claims"]) == ([], 0, [])
+        assert item_row(database, item)["status"] == "pending"
+        assert database.rows("select from agent_wake_state") == []
+
+    def test_oldest_work_first_and_everybody_gets_a_turn(self, database: Database, seed: Seed, dispatcher) -> None:
+        now = datetime.now(UTC)
+        for number in range(9):
+            for extra in range(3):
+                seed.item(f"a{number}", created_at=now - timedelta(minutes=9 - number, seconds=extra))
+        daemon = dispatcher(max_concurrent_wakes=2)
+        claims = daemon.sweep(limit=2)["claims"]
+        order = [claim["agent_slug"] for claim in claims]
+        while claims:
+            report = {"report": "ended", "ending": "exited", "exit_code": 1}
+            mine = {key: claims[0][key] for key in ("wake_id", "claim_token")}
+            database.execute("update agent_inbox_items set status = 'done' where agent_slug = %s", [claims[0]["agent_slug"]])
+            claims = claims[1:] + daemon.report(report | mine, limit=1)["claims"]
+            order += [claim["agent_slug"] for claim in claims[1:]] if len(claims) > 1 else []
+        assert order == [f"a{number}" for number in range(9)]
+
+    def test_a_failing_phase_does_not_stop_the_others(self, database: Database, seed: Seed, dispatcher) -> None:
+        seed.item("ada")
+        daemon = dispatcher()
+        database.execute("alter function stop_wake_chains(dispatcher_instances) rename to away")
+        answer = daemon.sweep(limit=1)
+        assert [error["phase"] for error in answer["errors"]] == ["chained"]
+        assert answer["claims"][0]["granted"] is True
+
+    def test_ff18_a_row_that_commits_late_is_found(self, database: Database, seed: Seed, dispatcher) -> None:
+        seed.agent("slow")
+        slow = database.connect(autocommit=False)
+        slow.execute(
+            """insert into agent_inbox_items (agent_id, agent_slug, event_type, dedup_key)
+               select id, slug, 'heartbeat', 'late' from agents where slug = 'slow'"""
+        )
+        seed.item("fast")
+        daemon = dispatcher()
+        assert [claim["agent_slug"] for claim in daemon.sweep(limit=2)["claims"]] == ["fast"]
+        slow.commit()
+        assert [claim["agent_slug"] for claim in daemon.sweep(limit=2)["claims"]] == ["slow"]
+
+    def test_ff16_more_agents_than_the_servers_row_cap(self, database: Database, seed: Seed, dispatcher) -> None:
+        gateway = seed.gateway()
+        database.execute(
+            """insert into agents (gateway_id, name, slug) select %s, 'n', 'n' || n from generate_series(1, 1205) n""", [gateway]
+        )
+        database.execute(
+            """insert into agent_inbox_items (agent_id, agent_slug, event_type, dedup_key)
+               select id, slug, 'heartbeat', slug from agents"""
+        )
+        answer = dispatcher().sweep(limit=2)
+        assert (len(answer["agent_ids"]), answer["waiting"], len(answer["claims"])) == (1205, 1203, 2)
+
+
+class TestChains:
+    """Field failure 54: agents that wake themselves or one another."""
+
+    def deep(self, database: Database, item: uuid.UUID, depth: int) -> None:
+        database.execute(
+            "insert into inbox_item_origins (item_id, tenant_id, chain_depth) select id, tenant_id, %s from agent_inbox_items where id = %s",
+            [depth, item],
+        )
+
+    def test_ff54_a_chain_at_its_limit_wakes_nobody_and_is_told_once(self, database: Database, seed: Seed, dispatcher) -> None:
+        agent = seed.agent("ada")
+        first, second = seed.items("ada", 2)
+        self.deep(database, first, 6), self.deep(database, second, 6)
+        daemon = dispatcher(max_wake_chain=6)
+        assert daemon.claim(agent, first)["skip_reason"] == "chain_limit"
+        assert daemon.sweep(limit=2)["chained"] == 2
+        assert item_row(database, first)["status"] == "dead_letter"
+        assert "chain limit" in item_row(database, first)["reason"]
+        third = seed.item("ada")
+        self.deep(database, third, 7)
+        daemon.sweep(limit=2)
+        assert database.value("select count(*) from notifications where type = 'wake_chain_limit'") == 1
+
+    def test_ff54_the_claim_computes_the_depth(self, database: Database, seed: Seed, dispatcher) -> None:
+        agent = seed.agent("ada")
+        self.deep(database, seed.item("ada"), 4)
+        seed.item("ada")
+        assert dispatcher().claim(agent)["chain_depth"] == 4
+
+    def test_no_limit(self, database: Database, seed: Seed, dispatcher) -> None:
+        agent = seed.agent("ada")
+        self.deep(database, seed.item("ada"), 999)
+        assert dispatcher(max_wake_chain=0).claim(agent)["granted"] is True

@@ -54,17 +54,21 @@ class ServiceGroup:
     def stop(self, timeout: float) -> list[Service]:
         """Stops the services in reverse order within `timeout` seconds in all; returns those still running.
 
-        Each is asked only when those started after it have ended or used up the time, because later
-        services use earlier ones.
+        Each is asked when those started after it have ended, because later services use earlier ones; one
+        that hangs holds up the rest for no more than half of the time that is left.
         """
         deadline = time.monotonic() + timeout
         for service in reversed(self._started):
             service.request_stop()
-            service.join(max(0.0, deadline - time.monotonic()))
-        stuck = [service for service in self._started if not service.join(0.0)]
+            service.join(_left(deadline) / 2)
+        stuck = [service for service in self._started if not service.join(_left(deadline))]
         for service in stuck:
             log.error(events.SERVICE_STUCK, msg=f"{service.name} did not stop", service=service.name)
         return stuck
+
+
+def _left(deadline: float) -> float:
+    return max(0.0, deadline - time.monotonic())
 
 
 def _log_end(service: Service) -> None:

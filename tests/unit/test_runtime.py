@@ -1,0 +1,503 @@
+"""The daemon's mechanics, with real threads and a clock of our own."""
+
+from __future__ import annotations
+
+import os
+import signal
+import threading
+from collections.abc import Callable
+from datetime import UTC, datetime
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from hypothesis.stateful import RuleBasedStateMachine, invariant, rule
+from structlog.testing import capture_logs
+
+from dispatcher.errors import BadKey, ServiceUnavailable
+from dispatcher.runtime.backoff import Backoff, exponential, jittered
+from dispatcher.runtime.group import ServiceGroup
+from dispatcher.runtime.health import Health
+from dispatcher.runtime.service import PeriodicService, Service
+from dispatcher.runtime.signals import SignalCollector
+from dispatcher.runtime.wakeup import MAX_PAYLOAD, DueTimes, Wakeup
+
+DEADLINE = 10.0
+seconds = st.floats(0, 1e6)
+
+
+class ManualClock:
+    def __init__(self) -> None:
+        self.time = 1000.0
+
+    def monotonic(self) -> float:
+        return self.time
+
+    def now(self) -> datetime:
+        return datetime.fromtimestamp(self.time, UTC)
+
+
+class Waiting(Service):
+    """Runs until it is asked to stop, or until told how to end."""
+
+    def __init__(
+        self, name: str, journal: list[str] | None = None, error: BaseException | None = None
+    ) -> None:
+        super().__init__(name)
+        self.journal = journal if journal is not None else []
+        self.raises = error
+        self.go = threading.Event()
+        if error is not None:
+            self.go.set()
+
+    def request_stop(self) -> None:
+        super().request_stop()
+        self.go.set()
+
+    def run_service(self) -> None:
+        self.journal.append(f"{self.name} began")
+        self.go.wait(DEADLINE)
+        self.journal.append(f"{self.name} ended")
+        if self.raises is not None:
+            raise self.raises
+
+
+# -- backoff
+
+
+@pytest.mark.parametrize(
+    ("attempt", "expected"),
+    [(0, 30), (1, 30), (2, 60), (3, 120), (5, 480), (6, 900), (2000, 900), (10**9, 900)],
+)
+def test_field_failure_63_delays_double_to_the_cap_and_never_overflow(attempt: int, expected: float) -> None:
+    assert exponential(attempt, 30, 900) == expected
+
+
+@given(st.integers(0, 10**6), st.floats(0.001, 1e4), st.floats(0.001, 1e6))
+def test_delays_grow_and_stay_below_the_cap(attempt: int, base: float, cap: float) -> None:
+    this, following = exponential(attempt, base, cap), exponential(attempt + 1, base, cap)
+    assert 0 < this <= following <= cap
+
+
+@given(seconds, st.floats(0, 1), st.floats(0, 1, exclude_max=True))
+def test_jitter_stays_within_its_spread(delay: float, spread: float, draw: float) -> None:
+    moved = jittered(delay, spread, lambda: draw)
+    assert delay * (1 - spread) - 1e-6 <= moved <= delay * (1 + spread) + 1e-6
+
+
+def test_a_backoff_counts_and_starts_over() -> None:
+    backoff = Backoff(1, 10, draw=lambda: 0.5)
+    assert [backoff.next_delay() for _ in range(5)] == [1, 2, 4, 8, 10]
+    backoff.reset()
+    assert backoff.next_delay() == 1
+
+
+def test_a_backoff_never_passes_its_cap_and_spreads() -> None:
+    draws = iter([0.999, 0.0, 0.3])
+    delays = [Backoff(100, 10, draw=lambda: next(draws)).next_delay() for _ in range(3)]
+    assert max(delays) <= 10
+    assert len(set(delays)) == 3
+
+
+# -- wakeup
+
+
+@given(st.lists(st.tuples(st.sampled_from("abcd"), st.lists(st.integers(0, 5), max_size=3))))
+def test_hints_are_merged_per_key_in_order_of_arrival(hints: list[tuple[str, list[int]]]) -> None:
+    wakeup: Wakeup[str] = Wakeup()
+    for key, payload in hints:
+        wakeup.set(key, payload)
+    taken = wakeup.wait(0)
+    assert list(taken) == list(dict.fromkeys(key for key, _ in hints))
+    for key, things in taken.items():
+        said = [thing for hinted, payload in hints if hinted == key for thing in payload]
+        assert list(things) == list(dict.fromkeys(said))
+    assert wakeup.wait(0) == {}
+
+
+def test_a_payload_is_bounded() -> None:
+    wakeup: Wakeup[str] = Wakeup()
+    for number in range(3 * MAX_PAYLOAD):
+        wakeup.set("a", [number])
+    assert len(wakeup.wait(0)["a"]) == MAX_PAYLOAD
+
+
+def test_workers_pop_one_key_each_the_longest_waiting_first() -> None:
+    wakeup: Wakeup[str] = Wakeup()
+    wakeup.set("a", [1])
+    wakeup.set("b")
+    wakeup.set("a", [2])
+    assert wakeup.pop(0) == ("a", (1, 2))
+    assert len(wakeup) == 1
+    assert wakeup.pop(0) == ("b", ())
+    assert wakeup.pop(0) is None
+
+
+@pytest.mark.parametrize("method", ["wait", "pop"])
+def test_a_waiting_worker_is_woken_by_a_hint_and_by_close(method: str) -> None:
+    for act, expected in (
+        (lambda wakeup: wakeup.set("a", [1]), {"wait": {"a": (1,)}, "pop": ("a", (1,))}),
+        (lambda wakeup: wakeup.close(), {"wait": {}, "pop": None}),
+    ):
+        wakeup: Wakeup[str] = Wakeup()
+        results: list[object] = []
+        worker = threading.Thread(target=lambda w=wakeup, r=results: r.append(getattr(w, method)(DEADLINE)))
+        worker.start()
+        act(wakeup)
+        worker.join(DEADLINE)
+        assert results == [expected[method]]
+
+
+def test_no_hint_is_lost_between_many_threads() -> None:
+    wakeup: Wakeup[int] = Wakeup()
+    writers = [
+        threading.Thread(target=lambda base=base: [wakeup.set(n % 7, [base * 100 + n]) for n in range(60)])
+        for base in range(4)
+    ]
+    for writer in writers:
+        writer.start()
+    seen: set[object] = set()
+    while any(writer.is_alive() for writer in writers) or len(wakeup):
+        for payload in wakeup.wait(0.01).values():
+            seen |= set(payload)
+    assert len(seen) == 240
+
+
+# -- due times
+
+
+class DueTimesAgainstModel(RuleBasedStateMachine):
+    """The queue against a plain dictionary."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.clock = ManualClock()
+        self.due: DueTimes[str] = DueTimes(self.clock)
+        self.model: dict[str, float] = {}
+
+    @rule(key=st.sampled_from("abcde"), at=st.integers(900, 1200))
+    def schedule(self, key: str, at: int) -> None:
+        self.due.schedule(key, at)
+        self.model[key] = min(at, self.model.get(key, at))
+
+    @rule(key=st.sampled_from("abcde"))
+    def cancel(self, key: str) -> None:
+        self.due.cancel(key)
+        self.model.pop(key, None)
+
+    @rule(later=st.integers(0, 60))
+    def pop(self, later: int) -> None:
+        self.clock.time += later
+        expected = {key: at for key, at in self.model.items() if at <= self.clock.time}
+        popped = self.due.pop_due()
+        assert set(popped) == set(expected)
+        assert [expected[key] for key in popped] == sorted(expected.values())
+        self.model = {key: at for key, at in self.model.items() if key not in expected}
+
+    @invariant()
+    def agrees(self) -> None:
+        assert len(self.due) == len(self.model)
+        assert self.due.next_at() == min(self.model.values(), default=None)
+
+
+TestDueTimes = DueTimesAgainstModel.TestCase
+
+
+def test_due_times_say_how_long_to_sleep_and_when_the_next_moved() -> None:
+    clock = ManualClock()
+    due: DueTimes[str] = DueTimes(clock)
+    assert due.seconds_to_next(60) == 60
+    assert due.schedule_in("a", 20)
+    assert not due.schedule_in("b", 30)
+    assert due.schedule_in("c", 10)
+    assert due.seconds_to_next(60) == 10
+    clock.time += 100
+    assert due.seconds_to_next(60) == 0
+    assert due.pop_due() == ["c", "a", "b"]
+
+
+def test_rescheduling_for_ever_does_not_grow_the_queue() -> None:
+    due: DueTimes[str] = DueTimes(ManualClock())
+    due.schedule("first", 0)
+    for at in range(10_000, 0, -1):
+        due.schedule("a", at)
+    assert len(due._heap) < 100
+
+
+# -- health
+
+
+def test_a_fresh_idle_daemon_is_ok() -> None:
+    health = Health(ManualClock())
+    health.loop("sweep", 120)
+    health.loop("claims", None)
+    assert health.snapshot()["status"] == "ok"
+    assert health.snapshot()["causes"] == []
+
+
+def test_field_failure_71_a_blocked_loop_is_named() -> None:
+    clock = ManualClock()
+    health = Health(clock)
+    health.loop("sweep", 10).succeeded()
+    health.loop("leases", 1000).succeeded()
+    clock.time += 5 * 10
+    snapshot = health.snapshot()
+    assert snapshot["status"] == "failing"
+    assert snapshot["loops"]["sweep"]["status"] == "failing"
+    assert snapshot["loops"]["leases"]["status"] == "ok"
+    assert snapshot["causes"] == ["sweep: last succeeded 50 s ago"]
+    health.loop("sweep", 10).succeeded()
+    assert health.snapshot()["status"] == "ok"
+
+
+def test_field_failure_71_failing_claims_are_named() -> None:
+    health = Health(ManualClock())
+    claims = health.loop("claims", None)
+    claims.failed(ValueError("no connection"))
+    assert health.snapshot()["status"] == "degraded"
+    claims.failed("no connection")
+    claims.failed("no connection")
+    assert health.snapshot()["status"] == "failing"
+    assert health.snapshot()["causes"] == ["claims: 3 failures in a row, last: no connection"]
+    claims.succeeded()
+    assert health.snapshot()["status"] == "ok"
+
+
+def test_a_loop_that_never_succeeded_is_late_too() -> None:
+    clock = ManualClock()
+    health = Health(clock)
+    health.loop("realtime", 10)
+    clock.time += 50
+    assert health.snapshot()["causes"] == ["realtime: has not succeeded yet"]
+
+
+def test_a_loop_that_slows_down_is_measured_by_its_new_pace() -> None:
+    clock = ManualClock()
+    loop = Health(clock).loop("sweep", 10)
+    clock.time += 20
+    loop.set_interval(120)
+    clock.time += 300
+    assert loop.snapshot()["status"] == "ok"
+    clock.time += 100
+    assert loop.snapshot()["status"] == "failing"
+
+
+def test_causes_degrade_until_they_are_cleared() -> None:
+    health = Health(ManualClock())
+    assert health.add_cause("realtime", "the subscription is deaf")
+    assert not health.add_cause("realtime", "the subscription is still deaf")
+    assert health.snapshot()["status"] == "degraded"
+    assert health.snapshot()["causes"] == ["the subscription is still deaf"]
+    assert health.clear_cause("realtime")
+    assert not health.clear_cause("realtime")
+    assert health.snapshot()["status"] == "ok"
+
+
+def test_health_shows_no_secret() -> None:
+    health = Health(ManualClock())
+    health.loop("a", None).failed("refused sb_secret_abcdefgh")
+    health.add_cause("b", "Authorization: Bearer abcdef")
+    assert "abcdef" not in str(health.snapshot())
+
+
+# -- services
+
+
+def test_a_service_has_a_named_thread_and_one_life() -> None:
+    service = Waiting("sweep")
+    names: list[str] = []
+    service.start(lambda _service: names.append(threading.current_thread().name))
+    assert service.is_alive
+    service.request_stop()
+    service.request_stop()
+    assert service.join(DEADLINE)
+    assert names == ["sweep"]
+    assert service.error is None
+
+
+def test_a_service_that_never_started_joins_at_once() -> None:
+    service = Waiting("sweep")
+    service.request_stop()
+    assert service.join(0)
+
+
+def test_a_group_starts_in_order_and_stops_in_reverse() -> None:
+    journal: list[str] = []
+    services = [Waiting(name, journal) for name in "abc"]
+    group = ServiceGroup(services)
+    group.start()
+    assert group.stop(DEADLINE) == []
+    assert [line for line in journal if line.endswith("ended")] == ["c ended", "b ended", "a ended"]
+
+
+@pytest.mark.parametrize(
+    ("error", "code"),
+    [(None, 1), (ValueError("x"), 1), (BadKey("refused"), 78), (ServiceUnavailable("down"), 69)],
+)
+def test_a_service_that_ends_unasked_is_named_with_its_exit_code(
+    error: BaseException | None, code: int
+) -> None:
+    ending = Waiting("sweep", error=error)
+    ending.go.set()
+    group = ServiceGroup([Waiting("other"), ending])
+    with capture_logs() as logs:
+        group.start()
+        service = group.wait_for_end(DEADLINE)
+    assert service is ending
+    assert service.exit_code == code
+    assert [(entry["event"], entry["service"], entry["exit_code"]) for entry in logs] == [
+        ("service.ended", "sweep", code)
+    ]
+    group.stop(DEADLINE)
+
+
+def test_an_error_after_the_request_to_stop_still_counts_as_unasked() -> None:
+    service = Waiting("sweep", error=ValueError("x"))
+    service.request_stop()
+    group = ServiceGroup([service])
+    group.start()
+    assert group.wait_for_end(DEADLINE) is service
+
+
+def test_waiting_for_a_group_ends_by_interrupt_and_by_time() -> None:
+    group = ServiceGroup([Waiting("a")])
+    group.start()
+    assert group.wait_for_end(0.01) is None
+    group.interrupt()
+    assert group.wait_for_end(DEADLINE) is None
+    group.stop(DEADLINE)
+
+
+def test_a_service_that_cannot_start_takes_down_those_before_it() -> None:
+    class Unstartable(Waiting):
+        def start(self, on_end: Callable[[Service], None] | None = None) -> None:
+            raise RuntimeError("can't start new thread")
+
+    first = Waiting("first")
+    with pytest.raises(RuntimeError):
+        ServiceGroup([first, Unstartable("second")]).start()
+    assert not first.is_alive
+    assert first.stopping.is_set()
+
+
+def test_a_stuck_service_is_named_and_does_not_hold_up_the_rest() -> None:
+    class Stuck(Waiting):
+        def request_stop(self) -> None:
+            self.stopping.set()
+
+    stuck, other = Stuck("stuck"), Waiting("other")
+    group = ServiceGroup([other, stuck])
+    group.start()
+    assert group.stop(0.2) == [stuck]
+    assert other.stopping.is_set()
+    stuck.go.set()
+    assert stuck.join(DEADLINE)
+
+
+# -- periodic services
+
+
+def test_a_bad_beat_is_counted_and_the_next_one_comes() -> None:
+    health = Health()
+    beats = threading.Semaphore(0)
+    outcomes = iter([ValueError("first"), ValueError("second"), None])
+
+    def beat() -> None:
+        beats.release()
+        error = next(outcomes, None)
+        if error is not None:
+            raise error
+
+    loop = health.loop("sweep", 60)
+    service = PeriodicService("sweep", beat, 0.001, health=loop)
+    with capture_logs() as logs:
+        service.start()
+        for _ in range(4):
+            assert beats.acquire(timeout=DEADLINE)
+        service.request_stop()
+        assert service.join(DEADLINE)
+    assert [entry["event"] for entry in logs] == ["service.beat_failed"] * 2
+    assert loop.snapshot()["failures"] == 0
+    assert service.error is None
+
+
+def test_a_beat_comes_early_when_asked_and_stopping_is_not_waiting() -> None:
+    beats = threading.Semaphore(0)
+    service = PeriodicService("sweep", beats.release, 3600)
+    service.start()
+    assert beats.acquire(timeout=DEADLINE)
+    service.wake_early()
+    assert beats.acquire(timeout=DEADLINE)
+    service.request_stop()
+    assert service.join(DEADLINE)
+
+
+def test_a_wake_during_a_beat_is_not_lost() -> None:
+    began, go = threading.Semaphore(0), threading.Semaphore(0)
+
+    def beat() -> None:
+        began.release()
+        go.acquire(timeout=DEADLINE)
+
+    service = PeriodicService("sweep", beat, 3600)
+    service.start()
+    assert began.acquire(timeout=DEADLINE)
+    service.wake_early()
+    go.release()
+    assert began.acquire(timeout=DEADLINE)
+    service.request_stop()
+    go.release()
+    assert service.join(DEADLINE)
+
+
+def test_a_fatal_error_ends_the_loop() -> None:
+    def beat() -> None:
+        raise BadKey("refused")
+
+    service = PeriodicService("sweep", beat, 0.001, fatal=(BadKey,))
+    service.start()
+    assert service.join(DEADLINE)
+    assert isinstance(service.error, BadKey)
+
+
+def test_the_interval_is_asked_anew_and_jittered() -> None:
+    asked: list[float] = []
+    service: PeriodicService
+
+    def interval() -> float:
+        asked.append(0.001 * len(asked))
+        if len(asked) == 5:
+            service.request_stop()
+        return asked[-1]
+
+    service = PeriodicService("sweep", lambda: None, interval)
+    service.start()
+    assert service.join(DEADLINE)
+    assert len(asked) == 5
+
+
+# -- signals
+
+
+def test_signals_are_collected_counted_and_given_back() -> None:
+    before = signal.getsignal(signal.SIGTERM)
+    counts: list[int] = []
+    with SignalCollector(counts.append) as signals:
+        os.kill(os.getpid(), signal.SIGTERM)
+        os.kill(os.getpid(), signal.SIGINT)
+    assert signals.received == [signal.SIGTERM, signal.SIGINT]
+    assert signals.count == 2
+    assert counts == [1, 2]
+    assert signal.getsignal(signal.SIGTERM) is before
+
+
+def test_a_signal_ends_the_wait_for_a_group() -> None:
+    group = ServiceGroup([Waiting("a")])
+    group.start()
+    with SignalCollector(lambda _count: group.interrupt()) as signals:
+        timer = threading.Timer(0.05, os.kill, (os.getpid(), signal.SIGTERM))
+        timer.start()
+        assert group.wait_for_end(DEADLINE) is None
+        timer.join()
+    assert signals.count == 1
+    group.stop(DEADLINE)

@@ -65,6 +65,9 @@ REALTIME_HINT: Final = "realtime.hint"  # an event named an agent to look at
 REALTIME_DEAF: Final = "realtime.deaf"  # the canary did not come back; sweeping often until it does
 REALTIME_SILENT: Final = "realtime.silent"  # sweeps found work that no event had announced
 REALTIME_LOST: Final = "realtime.lost"  # the connection or the channel is gone
+REALTIME_MISCONFIGURED: Final = "realtime.misconfigured"  # the server says a subscription cannot work; not by itself
+REALTIME_FALLBACK: Final = "realtime.fallback"  # postgres_changes stands in for broadcast
+REALTIME_FALLBACK_ENDED: Final = "realtime.fallback_ended"  # broadcast is well: it alone is listened to
 
 REST_RETRIED: Final = "rest.retried"  # a call failed in passing and was repeated
 REST_FAILED: Final = "rest.failed"  # a call failed for good

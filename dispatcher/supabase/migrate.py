@@ -1,4 +1,7 @@
-"""Applies the project's migrations: in name order, each once, each in one transaction, recorded as the Supabase CLI records."""
+"""Applies the project's migrations in name order, each once, each in one transaction.
+
+They are recorded where and as the Supabase CLI records them, so that either may go on after the other.
+"""
 
 import re
 from collections.abc import Iterator
@@ -60,7 +63,7 @@ def migrations_directory(package: Path = _PACKAGE) -> Path:
 
 
 def read_migrations(directory: Path) -> list[Migration]:
-    """The migrations of a directory in the order they apply. Other files are passed over, as the Supabase CLI does."""
+    """A directory's migrations, first to last; other files are passed over, as by the Supabase CLI."""
     found = [_parse(path) for path in sorted(directory.glob("*.sql"))]
     migrations = [migration for migration in found if migration]
     _refuse_shared_versions(migrations)

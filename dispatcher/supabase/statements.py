@@ -1,4 +1,4 @@
-"""Splits a SQL script into its statements, as psql does: quotes, dollar quotes, comments and `begin atomic` bodies hold."""
+"""Splits a SQL script where psql would: not in quotes, dollar quotes, comments or `begin atomic` bodies."""
 
 import re
 from collections.abc import Iterator
@@ -68,7 +68,7 @@ def _statements(script: str) -> Iterator[Statement]:
 
 
 def _blocks_after(word: str, before: str, blocks: int) -> int:
-    """How many SQL-standard bodies (`begin atomic … end`, with `case … end` inside) are open after this word."""
+    """How many `begin atomic … end` bodies, and `case … end` in them, are open after this word."""
     if word == "atomic" and re.search(r"\bbegin\s+$", before, re.IGNORECASE) and _ROUTINE.match(before):
         return blocks + 1
     if blocks and word == "case":

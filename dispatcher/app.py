@@ -19,6 +19,7 @@ from dispatcher.agents.proctable import ProcessIdentity
 from dispatcher.agents.registry import AgentRegistry, config_candidates
 from dispatcher.agents.service import SupervisionService
 from dispatcher.agents.supervisor import Supervisor
+from dispatcher.clock import rfc3339_ms
 from dispatcher.config import Settings
 from dispatcher.errors import MigrationsMissing, RestError, ShuttingDown
 from dispatcher.inbox.book import BookedWake, WakeBook
@@ -50,7 +51,8 @@ MISSING_FUNCTION: Final = "PGRST202"
 WORKERS: Final = 2
 # What a stop may take beyond the grace: the ladder of the wakes, the last reports, the threads.
 STOP_SECONDS: Final = 9.5
-READY_SECONDS: Final = 30.0
+# The Realtime loop turns about once a second; see RealtimeService.on_alive.
+REALTIME_TURN_SECONDS: Final = 5.0
 
 
 class Daemon:
@@ -105,7 +107,7 @@ class Daemon:
                 wake_id,
                 passthrough=settings.agent_env_passthrough,
                 secrets=secrets,
-                openclaw=state_environment(environ, settings.openclaw_home, registry.config_path),
+                openclaw=state_environment(environ, settings.openclaw_home, registry.config_path()),
             )
 
         return Launcher(
@@ -139,16 +141,17 @@ class Daemon:
     def _build_realtime(self, registration: Registration) -> RealtimeService:
         settings = self._settings
         realtime = RealtimeService(
-            settings.supabase_url,
-            settings.supabase_service_role_key.get_secret_value(),
-            topic=registration.topic,
-            tenant_id=str(settings.tenant_id),
-            instance_id=str(self._instance_id),
+            url=settings.supabase_url,
+            key=settings.supabase_service_role_key.get_secret_value(),
+            gateway_topic=lambda: registration.topic,
+            tenant_id=settings.tenant_id,
+            instance_id=self._instance_id,
             mode=settings.realtime_mode,
             proxy=settings.realtime_proxy,
             on_hint=self._on_hint,
             on_ready=self._on_ready,
             on_state=self._on_state,
+            on_alive=self._health.loop("realtime", REALTIME_TURN_SECONDS).succeeded,
         )
         realtime.broadcast_available = registration.broadcast_available
         return realtime
@@ -250,7 +253,7 @@ class Daemon:
         """What the heartbeat says of this daemon."""
         return {
             "health": self._health.snapshot(),
-            "realtime": self._realtime.state.as_json(),
+            "realtime": _as_json(self._realtime.state),
             "live_wakes": len(self._supervisor),
             "heartbeat_interval_s": self._settings.heartbeat_interval,
             "instance_id": str(self._instance_id),
@@ -326,3 +329,13 @@ class Daemon:
         except Exception as error:  # noqa: BLE001 - the heartbeat's silence will tell the others
             log.warning(events.INSTANCE_GONE, msg="Could not sign off", error=str(error))
         self._rest.close()
+
+
+def _as_json(state: RealtimeState) -> dict[str, object]:
+    return {
+        "path": state.path,
+        "status": state.status,
+        "since": rfc3339_ms(state.since),
+        "cause": state.cause,
+        "gaps": state.gaps,
+    }

@@ -24,7 +24,7 @@ class Starts(Protocol):
     """The part of `Supervisor` that a launch needs."""
 
     def start(
-        self, wake_id: UUID, agent: str, argv: Sequence[str], env: Mapping[str, str]
+        self, wake_id: str, agent: str, argv: Sequence[str], env: Mapping[str, str]
     ) -> WakeProcess: ...
 
     def stop(self, wake_id: str, cause: str) -> bool: ...

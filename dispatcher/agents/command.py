@@ -106,8 +106,10 @@ def state_environment(environ: Mapping[str, str], home: Path, config_path: Path 
     """
     if "OPENCLAW_STATE_DIR" in environ or "OPENCLAW_CONFIG_PATH" in environ:
         return {}
-    if config_path is not None and config_path.parent == home and home.name != ".openclaw":
-        return {"OPENCLAW_STATE_DIR": str(home)}
-    if "OPENCLAW_HOME" in environ or home.name == ".openclaw":
-        return {}
-    return {"OPENCLAW_HOME": str(home)}
+    default_state = Path(environ.get("HOME", "~")) / ".openclaw"
+    is_default = "OPENCLAW_HOME" not in environ and home == default_state
+    its_state = default_state if is_default else home / ".openclaw"
+    added = {} if is_default or "OPENCLAW_HOME" in environ else {"OPENCLAW_HOME": str(home)}
+    if config_path is not None and config_path.parent != its_state:
+        added["OPENCLAW_STATE_DIR"] = str(config_path.parent)
+    return added

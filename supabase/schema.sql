@@ -517,6 +517,7 @@ begin
     perform public.mark_agent_stalled(v_wake.agent_id);
   end if;
   return jsonb_build_object('wake_id', p_wake_id, 'applied', true, 'code', 'ok', 'state', v_state, 'agent_id', v_wake.agent_id,
+                            'agent_slug', (select slug from public.agents where id = v_wake.agent_id),
                             'consecutive_failures', v_failures) || public.wait_for_next_wake(v_wake.agent_id, v_settings);
 end
 $$;

@@ -3,7 +3,10 @@
 from __future__ import annotations
 
 import json
+import sys
 from collections.abc import Iterable, Sequence
+
+UNWRAPPED_WIDTH = 200
 
 
 def print_json(document: object) -> None:
@@ -14,7 +17,7 @@ def print_json(document: object) -> None:
 def print_table(
     columns: Sequence[str], rows: Iterable[Sequence[object]], *, title: str | None = None
 ) -> None:
-    """A table as wide as the terminal allows; cells are shown literally, None as a dash."""
+    """A table as wide as the terminal, unwrapped into a pipe; cells are literal, None is a dash."""
     from rich import box
     from rich.console import Console
     from rich.table import Table
@@ -25,4 +28,4 @@ def print_table(
         table.add_column(column, overflow="fold")
     for row in rows:
         table.add_row(*(Text("-" if cell is None else str(cell)) for cell in row))
-    Console().print(table)
+    Console(width=None if sys.stdout.isatty() else UNWRAPPED_WIDTH).print(table)

@@ -49,8 +49,8 @@ class RealtimeState:
     """What carries hints now.
 
     path: which paths are ready.
-    status: `ready` (at least one is well), `connecting` (nothing has failed yet), `deaf` (joined, but the canary
-        did not come back) or `down`.
+    status: `ready` (at least one is well), `connecting` (nothing has failed yet), `deaf` (joined, but the
+        canary did not come back) or `down`.
     since: when the status began.
     cause: what is wrong, also while another path stands in.
     gaps: how often hints may have been lost; each time a sweep follows.

@@ -130,13 +130,11 @@ class Session:
         channel.join_push.destroy()
         if not channel.is_closed and self.client.is_connected:
             with suppress(Exception):  # the socket may be gone: then there is nothing to leave
-                await asyncio.wait_for(self._say_goodbye(joined), patience)
+                async with asyncio.timeout(patience):
+                    await channel.unsubscribe()
+                    await joined.gone.wait()
         if self.client.channels.get(channel.topic) is channel:
             del self.client.channels[channel.topic]
-
-    async def _say_goodbye(self, joined: Joined) -> None:
-        await joined.channel.unsubscribe()
-        await joined.gone.wait()
 
     def _on_status(
         self, joined: Joined, status: RealtimeSubscribeStates, error: Exception | None = None

@@ -182,7 +182,8 @@ class Supervisor:
         )
         self.clients += 1
         try:
-            await asyncio.wait_for(client.connect(), self._timings.connect)
+            async with asyncio.timeout(self._timings.connect):
+                await client.connect()
             connected_at = time.monotonic()
             cause = await self._watch(
                 Session(client, self._target.instance_id, self._events.put_nowait, self._on_frame)
@@ -199,7 +200,8 @@ class Supervisor:
         for path in self.paths.values():
             path.disconnected(now)
         with suppress(Exception):
-            await asyncio.wait_for(client.discard(), _DISCARD_SECONDS)
+            async with asyncio.timeout(_DISCARD_SECONDS):
+                await client.discard()
         while not self._events.empty():
             self._events.get_nowait()
 
@@ -225,7 +227,8 @@ class Supervisor:
 
     async def _next_event(self, patience: float) -> ChannelEvent | None:
         try:
-            return await asyncio.wait_for(self._events.get(), patience)
+            async with asyncio.timeout(patience):  # wait_for of Python 3.11 can lose a cancellation
+                return await self._events.get()
         except TimeoutError:
             return None
 
@@ -234,7 +237,8 @@ class Supervisor:
             return None
         if client.beat_at and not client.beat_is_answered:
             return f"the server did not answer our heartbeat within {self._timings.heartbeat:g} s"
-        await asyncio.wait_for(client.beat(), self._timings.join)
+        async with asyncio.timeout(self._timings.join):
+            await client.beat()
         return None
 
     # ------------------------------------------------------------------------------ the paths on it

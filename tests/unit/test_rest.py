@@ -80,7 +80,14 @@ def test_each_kind_of_key_is_sent_its_way(
 def test_ff21_failures_of_every_class_are_survived_when_the_call_is_idempotent(
     server: respx.MockRouter, build: Build
 ) -> None:
-    answers = [POOL_FULL, RESTARTING, BAD_GATEWAY, LOST, httpx.ReadTimeout("slow"), GRANTED]
+    answers: list[httpx.Response | Exception] = [
+        POOL_FULL,
+        RESTARTING,
+        BAD_GATEWAY,
+        LOST,
+        httpx.ReadTimeout("slow"),
+        GRANTED,
+    ]
     server.post(RPC).mock(side_effect=answers)
     assert build().rpc("claim_wake", {}, retry=True) == {"granted": True}
 
@@ -200,7 +207,11 @@ def test_a_select_sends_postgrests_own_parameters(server: respx.MockRouter, buil
 def test_ff21_a_select_is_repeated_by_us_and_not_by_the_library(
     server: respx.MockRouter, build: Build
 ) -> None:
-    answers = [RESTARTING, httpx.ReadError("cut"), httpx.Response(200, json=[])]
+    answers: list[httpx.Response | Exception] = [
+        RESTARTING,
+        httpx.ReadError("cut"),
+        httpx.Response(200, json=[]),
+    ]
     route = server.get(f"{URL}/rest/v1/agents").mock(side_effect=answers)
     started = time.monotonic()
     assert build().select("agents", {}) == []

@@ -124,12 +124,17 @@ class Daemon:
         self._adopter = self._build_adopter()
         self._sweeper = self._build_sweeper()
         sweep_health = self._health.loop("sweep", settings.reconcile_interval)
-        self._sweep = PeriodicService(
-            "sweep", self._sweeper.beat, self._sweeper.next_interval, health=sweep_health
-        )
+        self._sweep = PeriodicService("sweep", self._sweeper.beat, self._sweeper.next_interval, health=sweep_health)
         claims = self._health.loop("claims", None)
         workers = [
-            WakeWorker(f"inbox-{number}", self._hints, self._store, self._agents, self._decisions, claims)
+            WakeWorker(
+                f"inbox-{number}",
+                hints=self._hints,
+                store=self._store,
+                agents=self._agents,
+                decisions=self._decisions,
+                health=claims,
+            )
             for number in range(1, WORKERS + 1)
         ]
         self._supervision = SupervisionService(self._supervisor, settings.shutdown_grace)
@@ -236,9 +241,7 @@ class Daemon:
     def _on_adopted(self, wake: OpenWake, process: ProcessIdentity, adoption: Adoption) -> None:
         self._book.add(BookedWake(wake.wake_id, adoption.claim_token, wake.agent_id, wake.agent_slug, process.pid))
         try:
-            watched = self._supervisor.adopt(
-                str(wake.wake_id), wake.agent_slug, process.pid, process.started_at
-            )
+            watched = self._supervisor.adopt(str(wake.wake_id), wake.agent_slug, process.pid, process.started_at)
         except ShuttingDown:
             # Whoever comes next finds it alive and adopts it.
             self._book.remove(wake.wake_id)
@@ -292,13 +295,11 @@ class Daemon:
         }
         settings = self._settings
         try:
-            return self._instances.register(
-                settings.tenant_id, settings.gateway_id, identity, wake_settings(settings)
-            )
+            return self._instances.register(settings.tenant_id, settings.gateway_id, identity, wake_settings(settings))
         except RestError as error:
             if error.code == MISSING_FUNCTION:
                 raise MigrationsMissing(
-                    "The database lacks the dispatcher's functions: run `dispatcher migrate --db-url …`, then start again."
+                    "The database lacks the dispatcher's functions: run `dispatcher migrate --db-url …` first."
                 ) from error
             raise
 

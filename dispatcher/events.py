@@ -26,6 +26,7 @@ WAKE_GRANTED: Final = "wake.granted"  # all gates were open; the wake is in the 
 WAKE_SKIPPED: Final = "wake.skipped"  # a gate refused; `reason` says which
 WAKE_STARTED: Final = "wake.started"  # the agent's process runs
 WAKE_ENDED: Final = "wake.ended"  # the agent's process ended, with its outcome
+WAKE_BACKOFF: Final = "wake.backoff"  # the wake counted as a failure; when its agent may be woken again
 WAKE_TIMED_OUT: Final = "wake.timed_out"  # over AGENT_PROCESS_TIMEOUT; its process group is being stopped
 WAKE_STOPPED: Final = "wake.stopped"  # stopped by the daemon's own end; the attempt is given back
 WAKE_LOST: Final = "wake.lost"  # its process or instance is gone; closed without penalty for the agent
@@ -36,7 +37,7 @@ WAKE_SPAWN_FAILED: Final = (
 WAKE_BLOCKERS_UNKNOWN: Final = (
     "wake.blockers_unknown"  # the look-up of blockers failed; the wake goes ahead without the note
 )
-WAKE_CLAIM_FAILED: Final = "wake.claim_failed"  # the database could not be asked; the agents stay due
+WAKE_CLAIM_FAILED: Final = "wake.claim_failed"  # the database could not be asked; the agents are looked at again in a few seconds
 WAKE_DECISION_FAILED: Final = (
     "wake.decision_failed"  # one agent's decision failed; the others are not held up
 )
@@ -55,15 +56,15 @@ AGENT_STALLED: Final = "agent.stalled"  # too many failures in a row; a notifica
 LEASE_RENEWED: Final = "lease.renewed"  # items leased in live wakes are held longer
 LEASE_LOST: Final = "lease.lost"  # a lease was no longer ours to renew
 
-INSTANCE_REGISTERED: Final = "instance.registered"  # this daemon's row is written; carries its id
-INSTANCE_GONE: Final = "instance.gone"  # this daemon's row is gone or taken over
+INSTANCE_REGISTERED: Final = "instance.registered"  # this daemon has a row in dispatcher_instances
+INSTANCE_GONE: Final = "instance.gone"  # this daemon's row is gone, or could not be closed
 HEARTBEAT_FILE_FAILED: Final = "instance.heartbeat_file_failed"  # HEARTBEAT_FILE could not be written
 
 REALTIME_CONNECTING: Final = "realtime.connecting"  # a connection is being made
 REALTIME_SUBSCRIBED: Final = "realtime.subscribed"  # the server says that events flow
 REALTIME_HINT: Final = "realtime.hint"  # an event named an agent to look at
 REALTIME_DEAF: Final = "realtime.deaf"  # the canary did not come back; sweeping often until it does
-REALTIME_SILENT: Final = "realtime.silent"  # sweeps found work that no event had announced
+REALTIME_SILENT: Final = "realtime.silent"  # sweeps find items that no hint announced although Realtime looks well
 REALTIME_LOST: Final = "realtime.lost"  # the connection or the channel is gone
 REALTIME_MISCONFIGURED: Final = "realtime.misconfigured"  # the server says a subscription cannot work; not by itself
 REALTIME_FALLBACK: Final = "realtime.fallback"  # postgres_changes stands in for broadcast

@@ -10,7 +10,6 @@ import sys
 from collections.abc import Mapping, Sequence
 from functools import cache
 from importlib import import_module
-from importlib.util import find_spec
 from typing import Annotated, Any, Final
 
 import typer
@@ -38,22 +37,16 @@ class LazyGroup(TyperGroup):
 
     def __init__(self, **attributes: Any) -> None:
         super().__init__(**attributes)
-        unloaded: Any = dict.fromkeys(built_commands())  # only the names are read, for "did you mean"
+        unloaded: Any = dict.fromkeys(COMMANDS)  # only the names are read, for "did you mean"
         self.commands = unloaded
 
     def list_commands(self, ctx: Any) -> list[str]:  # noqa: ARG002 - the signature is typer's
         """Names in the order of the table."""
-        return list(built_commands())
+        return list(COMMANDS)
 
     def get_command(self, ctx: Any, cmd_name: str) -> Any:  # noqa: ARG002 - as above
         """The command, imported now; None for an unknown name."""
-        return load_command(cmd_name) if cmd_name in built_commands() else None
-
-
-@cache
-def built_commands() -> tuple[str, ...]:
-    """The commands of the table whose module is there."""
-    return tuple(name for name, place in COMMANDS.items() if find_spec(place.partition(":")[0]))
+        return load_command(cmd_name) if cmd_name in COMMANDS else None
 
 
 @cache

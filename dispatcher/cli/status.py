@@ -16,9 +16,7 @@ WATCH_SECONDS = 2.0
 
 def command(
     as_json: Annotated[bool, typer.Option("--json", help="Print one JSON document.")] = False,
-    watch: Annotated[
-        bool, typer.Option("--watch", help="Print again every two seconds, until interrupted.")
-    ] = False,
+    watch: Annotated[bool, typer.Option("--watch", help="Print again every two seconds, until interrupted.")] = False,
 ) -> None:
     """Show instances, live wakes, waitlist, backlog, and gate by gate why each agent sleeps."""
     with operator() as gateway:

@@ -33,9 +33,7 @@ def command(
 
 
 def _ask(gateway: Operator, agent: str, dry_run: bool) -> dict[str, Any]:
-    answer = gateway.call(
-        "request_wake", p_agent=agent, p_dry_run=dry_run, p_settings=gate_settings(gateway.settings)
-    )
+    answer = gateway.call("request_wake", p_agent=agent, p_dry_run=dry_run, p_settings=gate_settings(gateway.settings))
     if answer["code"] == "unknown_agent":
         raise DispatcherError(
             f"No agent {agent!r} on this gateway. Known ones: {', '.join(answer['known']) or 'none'}."
@@ -73,7 +71,5 @@ def describe(outcome: Mapping[str, Any], dry_run: bool) -> str:
     if outcome["woken"]:
         return f"{agent} was woken."
     if not outcome["daemons"]:
-        return (
-            f"{agent} may be woken and is queued, but no daemon of this gateway has sent a heartbeat lately."
-        )
+        return f"{agent} may be woken and is queued, but no daemon of this gateway has sent a heartbeat lately."
     return f"{agent} may be woken and is queued; no daemon has taken it yet."

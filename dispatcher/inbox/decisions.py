@@ -48,6 +48,27 @@ class Decisions:
         """A wake ended: its agent is due again when its gates will have opened."""
         if result.agent_id is not None and result.retry_in is not None:
             self._schedule(result.agent_id, result.retry_in, spread=0.25 if result.failures else 0.0)
+        if result.applied and result.next == "stalled":
+            log.error(
+                events.AGENT_STALLED,
+                msg=f"{result.agent_slug} is stalled after {result.failures} failed wakes in a row",
+                agent=result.agent_slug,
+                failures=result.failures,
+            )
+        elif result.applied and result.failures:
+            self._tell_backoff(result)
+
+    def _tell_backoff(self, result: ReportResult) -> None:
+        rest = "" if result.retry_in is None else f"; not woken again for {result.retry_in:.0f} s"
+        log.info(
+            events.WAKE_BACKOFF,
+            msg=f"{result.agent_slug}: {result.state}, {result.failures} in a row{rest}",
+            agent=result.agent_slug,
+            wake_id=str(result.wake_id),
+            state=result.state,
+            failures=result.failures,
+            retry_in_s=None if result.retry_in is None else round(result.retry_in, 1),
+        )
 
     def _refused(self, refusal: Refusal) -> None:
         if refusal.reason == "error":

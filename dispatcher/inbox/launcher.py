@@ -23,9 +23,7 @@ log = get_logger(__name__)
 class Starts(Protocol):
     """The part of `Supervisor` that a launch needs."""
 
-    def start(
-        self, wake_id: str, agent: str, argv: Sequence[str], env: Mapping[str, str]
-    ) -> WakeProcess: ...
+    def start(self, wake_id: str, agent: str, argv: Sequence[str], env: Mapping[str, str]) -> WakeProcess: ...
 
     def stop(self, wake_id: str, cause: str) -> bool: ...
 
@@ -64,13 +62,11 @@ class Launcher:
         """Starts the process of a grant; a spawn that fails is reported as such and never raises."""
         self._book.add(BookedWake(grant.wake_id, grant.claim_token, grant.agent_id, grant.agent_slug))
         if not self._open:
-            self._report(
-                Ended(grant.wake_id, grant.claim_token, "interrupted", error="the daemon is stopping")
-            )
+            self._report(Ended(grant.wake_id, grant.claim_token, "interrupted", error="the daemon is stopping"))
             return
         try:
             child = self._spawn(grant)
-        except Exception as error:  # whatever is wrong with one agent's spawn concerns that agent alone
+        except Exception as error:  # noqa: BLE001 - whatever is wrong with one agent's spawn concerns that agent alone
             self._refuse(grant, error)
             return
         self._book.note_pid(grant.wake_id, child.pid)
@@ -189,7 +185,7 @@ def _shown_overrides(grant: Grant) -> dict[str, object]:
 
 
 def _age_ms(created_at: str | None) -> float | None:
-    """Milliseconds since the item was inserted, by this host's clock against the database's: for people, not for rules."""
+    """Milliseconds since the insert, by this host's clock against the database's: for people, not for rules."""
     if created_at is None:
         return None
     age = datetime.now(UTC) - datetime.fromisoformat(created_at)

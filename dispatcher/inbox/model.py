@@ -82,9 +82,7 @@ class Refusal:
     @classmethod
     def from_json(cls, row: Mapping[str, Any]) -> Refusal:
         error = f"{row['error']} ({row['error_code']})" if row.get("error") else None
-        return cls(
-            UUID(row["agent_id"]), row.get("agent_slug"), row["skip_reason"], row.get("retry_in"), error
-        )
+        return cls(UUID(row["agent_id"]), row.get("agent_slug"), row["skip_reason"], row.get("retry_in"), error)
 
 
 Verdict = Grant | Refusal
@@ -96,6 +94,7 @@ def verdict_from_json(row: Mapping[str, Any]) -> Verdict:
 
 
 def verdicts_from_json(rows: Sequence[Mapping[str, Any]]) -> list[Verdict]:
+    """All elements of such an array."""
     return [verdict_from_json(row) for row in rows]
 
 
@@ -154,6 +153,7 @@ class ReportResult:
     code: str
     state: str | None = None
     agent_id: UUID | None = None
+    agent_slug: str | None = None
     failures: int = 0
     next: str | None = None
     retry_in: float | None = None
@@ -168,6 +168,7 @@ class ReportResult:
             code=row["code"],
             state=row.get("state"),
             agent_id=UUID(row["agent_id"]) if row.get("agent_id") else None,
+            agent_slug=row.get("agent_slug"),
             failures=row.get("consecutive_failures") or 0,
             next=row.get("next"),
             retry_in=row.get("retry_in"),
@@ -184,9 +185,7 @@ class ReportAnswer:
 
     @classmethod
     def from_json(cls, answer: Mapping[str, Any]) -> ReportAnswer:
-        return cls(
-            [ReportResult.from_json(row) for row in answer["results"]], verdicts_from_json(answer["claims"])
-        )
+        return cls([ReportResult.from_json(row) for row in answer["results"]], verdicts_from_json(answer["claims"]))
 
 
 @dataclass(frozen=True, slots=True)

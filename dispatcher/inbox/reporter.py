@@ -121,9 +121,7 @@ class Reporter(Service):
             self.stopping.wait(delay)
 
     def _settle(self, answer: ReportAnswer, reports: list[Report]) -> None:
-        refused = [
-            report for report, result in zip(reports, answer.results, strict=True) if result.code == "error"
-        ]
+        refused = [report for report, result in zip(reports, answer.results, strict=True) if result.code == "error"]
         if refused:
             self._keep(refused, DispatcherError(answer.results[0].error or "the report was refused"))
         for result in answer.results:

@@ -96,7 +96,7 @@ class Sweeper:
             self._health.add_cause(SILENT_CAUSE, text)
             log.warning(
                 events.REALTIME_SILENT,
-                msg=text + "; check the publication, the trigger and the key's rights",
+                msg=f"{text}; check the publication, the trigger and the key's rights",
                 found_by_sweep=len(missed),
             )
 
@@ -109,8 +109,7 @@ class Sweeper:
                 error=f"{error['error']} ({error['error_code']})",
             )
         granted = sum(isinstance(verdict, Grant) for verdict in answer.verdicts)
-        busy = granted or any(answer.counts.get(name) for name in ("expired", "buried", "chained", "stalled"))
-        (log.info if busy or not self.sweeps else log.debug)(
+        log.info(
             events.SWEEP_FINISHED,
             msg=f"Sweep of {len(answer.agent_ids)} agents: {granted} woken, {answer.counts.get('waiting', 0)} waiting",
             agents=len(answer.agent_ids),

@@ -30,7 +30,7 @@ ECHO_SECONDS: Final = 15.0
 
 
 class LocalAgents:
-    """Which agents are this gateway's. An unknown one is asked about once; the answer is remembered until it changes."""
+    """Which agents are this gateway's. An unknown one is asked about once; the answer is kept until it changes."""
 
     def __init__(self) -> None:
         self._local: frozenset[UUID] = frozenset()
@@ -126,6 +126,7 @@ class WakeWorker(Service):
     def __init__(
         self,
         name: str,
+        *,
         hints: Hints,
         store: InboxStore,
         agents: LocalAgents,

@@ -76,7 +76,7 @@ class Adopter:
         for wake in wakes:
             try:
                 self._settle(wake)
-            except Exception as error:  # noqa: BLE001 - the next sweep lists it again
+            except Exception as error:
                 log.error(
                     events.WAKE_ADOPTION_FAILED,
                     msg=f"Could not settle a wake of {wake.agent_slug} left open",

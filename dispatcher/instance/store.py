@@ -87,14 +87,13 @@ class InstanceStore:
 
     def stop(self, instance_id: UUID) -> None:
         """This daemon ended in good order."""
-        self._rest.rpc(
-            "stop_dispatcher_instance", {"p_instance_id": str(instance_id)}, retry=True, timeout=3.0
-        )
+        self._rest.rpc("stop_dispatcher_instance", {"p_instance_id": str(instance_id)}, retry=True, timeout=3.0)
 
 
 def unknown_gateway_text(gateway: str, tenant_id: UUID, known: Iterable[str]) -> str:
     """What to do about a GATEWAY_ID that no row has."""
     names = ", ".join(known)
     if not names:
-        return f"GATEWAY_ID={gateway!r} is no gateway: tenant {tenant_id} has none yet. Insert one into `gateways`, or check TENANT_ID."
+        advice = "Insert one into `gateways`, or check TENANT_ID."
+        return f"GATEWAY_ID={gateway!r} is no gateway: tenant {tenant_id} has none yet. {advice}"
     return f"GATEWAY_ID={gateway!r} is no gateway of tenant {tenant_id}. Known ones: {names}."

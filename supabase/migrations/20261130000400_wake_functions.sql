@@ -559,6 +559,7 @@ begin
     perform public.mark_agent_stalled(v_wake.agent_id);
   end if;
   return jsonb_build_object('wake_id', p_wake_id, 'applied', true, 'code', 'ok', 'state', v_state, 'agent_id', v_wake.agent_id,
+                            'agent_slug', (select slug from public.agents where id = v_wake.agent_id),
                             'consecutive_failures', v_failures) || public.wait_for_next_wake(v_wake.agent_id, v_settings);
 end
 $$;
@@ -894,6 +895,7 @@ begin
      cross join lateral (select due.created_at from public.agent_inbox_due as due where due.agent_id = agent.id order by due.created_at limit 1) as oldest
      where agent.gateway_id = p_instance.gateway_id and agent.tenant_id = p_instance.tenant_id
        and not exists (select from public.agent_wake_state as state where state.agent_id = agent.id and state.waitlisted_at is not null)
+       and not exists (select from public.agent_wakes as wake where wake.agent_id = agent.id and wake.state in ('starting', 'running'))
      order by oldest.created_at
   loop
     begin

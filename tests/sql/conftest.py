@@ -57,9 +57,7 @@ class Dispatcher:
         self, agent: uuid.UUID, *items: uuid.UUID, path: str = "event", request: uuid.UUID | None = None
     ) -> Mapping[str, Any]:
         claim = {"agent_id": str(agent), "path": path, "item_ids": [str(item) for item in items]}
-        [answer] = self.call(
-            "claim_wakes", p_instance_id=self.id, p_claims=[claim], p_request=request or uuid.uuid4()
-        )
+        [answer] = self.call("claim_wakes", p_instance_id=self.id, p_claims=[claim], p_request=request or uuid.uuid4())
         return answer
 
     def report(self, *reports: Mapping[str, object], limit: int = 0) -> Any:
@@ -72,13 +70,16 @@ class Dispatcher:
         )
 
     def started(self, grant: Mapping[str, Any], pid: int = 4242) -> Any:
-        report = self._of(grant) | {"report": "started", "host_id": "boot:1", "pid": pid, "pid_started_at": 1.0}
+        report = self._of(grant) | {
+            "report": "started",
+            "host_id": "boot:1",
+            "pid": pid,
+            "pid_started_at": 1.0,
+        }
         [answer] = self.report(report)["results"]
         return answer
 
-    def ended(
-        self, grant: Mapping[str, Any], ending: str = "exited", exit_code: int | None = 0, limit: int = 0
-    ) -> Any:
+    def ended(self, grant: Mapping[str, Any], ending: str = "exited", exit_code: int | None = 0, limit: int = 0) -> Any:
         report = self._of(grant) | {"report": "ended", "ending": ending, "exit_code": exit_code}
         [answer] = self.report(report, limit=limit)["results"]
         return answer

@@ -1,7 +1,7 @@
 """The agent's SQL functions: what they answer and write, on our schema and on a YourHQ one."""
 
 import uuid
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from typing import Any
 
 import psycopg
@@ -17,9 +17,10 @@ ITEM_KEYS = {
     "attempt", "leased_until", "lease_token", "context",
 }  # fmt: skip
 FUNCTIONS = [
-    "merge_inbox_context", "clean_inbox_reason", "find_inbox_agent", "lock_inbox_lease", "inbox_close_verdict",
-    "lease_one_inbox_item", "inbox_items_of_lease", "lease_inbox_items", "close_inbox_item", "escalate_inbox_item",
-    "inbox_overview", "find_sender_wake", "inbox_post_key", "post_inbox_item",
+    "merge_inbox_context", "clean_inbox_reason", "find_inbox_agent", "lock_inbox_lease",
+    "inbox_close_verdict", "lease_one_inbox_item", "inbox_items_of_lease", "lease_inbox_items",
+    "close_inbox_item", "escalate_inbox_item", "inbox_overview", "find_sender_wake", "inbox_post_key",
+    "post_inbox_item",
 ]  # fmt: skip
 
 
@@ -33,17 +34,13 @@ class Inbox:
         self.connection = database.connect("service_role")
 
     def call(self, function: str, *, on: Connection | None = None, **arguments: object) -> Any:
-        shaped = {
-            name: Jsonb(value) if isinstance(value, dict) else value for name, value in arguments.items()
-        }
+        shaped = {name: Jsonb(value) if isinstance(value, dict) else value for name, value in arguments.items()}
         [row] = self.database.call(function, shaped, on=on or self.connection)
         [value] = row.values()
         return value
 
     def lease(self, slug: str = "ada", limit: int = 1, **arguments: object) -> Any:
-        return self.call(
-            "lease_inbox_items", p_tenant_id=DEFAULT_TENANT, p_agent_slug=slug, p_limit=limit, **arguments
-        )
+        return self.call("lease_inbox_items", p_tenant_id=DEFAULT_TENANT, p_agent_slug=slug, p_limit=limit, **arguments)
 
     def leased(self, **arguments: object) -> Any:
         [item] = self.lease(**arguments)["items"]
@@ -104,9 +101,7 @@ def own(database: Database) -> Inbox:
 
 def test_a_lease_carries_everything_the_script_prints(inbox: Inbox) -> None:
     task = inbox.seed.task("Write the page", description="all of it")
-    item_id = inbox.seed.item(
-        task_id=task, summary="Write", context={"model_override": "m"}, comment_id=uuid.uuid4()
-    )
+    item_id = inbox.seed.item(task_id=task, summary="Write", context={"model_override": "m"}, comment_id=uuid.uuid4())
     answer = inbox.lease()
     [item] = answer["items"]
     assert answer["agent"] == {"id": str(inbox.agent_id), "slug": "ada"}
@@ -137,9 +132,7 @@ def test_an_unknown_agent_or_another_tenants_is_no_agent_here(own: Inbox) -> Non
     own.seed.item(own.seed.agent("eve", gateway="far", tenant_id=elsewhere))
     assert own.lease("nobody") == {"code": "unknown_agent"}
     assert own.lease("eve") == {"code": "unknown_agent"}
-    assert own.call("inbox_overview", p_tenant_id=DEFAULT_TENANT, p_agent_slug="eve") == {
-        "code": "unknown_agent"
-    }
+    assert own.call("inbox_overview", p_tenant_id=DEFAULT_TENANT, p_agent_slug="eve") == {"code": "unknown_agent"}
     assert len(own.call("lease_inbox_items", p_tenant_id=elsewhere, p_agent_slug="eve")["items"]) == 1
 
 
@@ -193,9 +186,7 @@ def test_limits_outside_the_bounds_are_brought_inside(own: Inbox) -> None:
     assert (row["leased_until"] - row["leased_at"]).total_seconds() == 1
 
 
-def test_a_lease_names_the_live_wake_it_is_taken_in(
-    own: Inbox, dispatcher: Callable[..., Dispatcher]
-) -> None:
+def test_a_lease_names_the_live_wake_it_is_taken_in(own: Inbox, dispatcher: Callable[..., Dispatcher]) -> None:
     item_id = own.seed.item()
     grant = dispatcher().claim(own.agent_id, item_id)
     own.lease()
@@ -325,9 +316,7 @@ def test_ff43_a_token_is_void_once_a_caller_without_tokens_took_the_item_over(in
 
 def test_the_functions_of_yourhq_go_on_working(inbox: Inbox) -> None:
     first, second = inbox.seed.items("ada", 2)
-    inbox.seed.database.execute(
-        "update public.agent_inbox_items set max_attempts = 1 where id = %s", (second,)
-    )
+    inbox.seed.database.execute("update public.agent_inbox_items set max_attempts = 1 where id = %s", (second,))
     taken = [inbox.database.call("lease_inbox_item", {"p_agent_id": inbox.agent_id}) for _ in range(2)]
     assert [rows[0]["id"] for rows in taken] == [first, second]
     inbox.database.call("fail_inbox_item", {"p_item_id": first})
@@ -486,9 +475,7 @@ def test_ff54_a_note_to_oneself_needs_the_word_that_it_is_meant(own: Inbox) -> N
     assert own.post(to="ada", p_context={"self_handoff": True})["code"] == "ok"
 
 
-def test_ff54_a_chain_of_wakes_grows_with_every_post(
-    own: Inbox, dispatcher: Callable[..., Dispatcher]
-) -> None:
+def test_ff54_a_chain_of_wakes_grows_with_every_post(own: Inbox, dispatcher: Callable[..., Dispatcher]) -> None:
     daemon = dispatcher()
     item_id = own.seed.item()
     for depth in range(1, 4):
@@ -535,9 +522,7 @@ def test_ff54_a_note_to_oneself_is_no_new_context_for_a_failing_agent(
     assert own.database.value(failures, (own.agent_id,)) == 0
 
 
-def test_ff68_the_same_post_within_a_wake_is_one_item(
-    own: Inbox, dispatcher: Callable[..., Dispatcher]
-) -> None:
+def test_ff68_the_same_post_within_a_wake_is_one_item(own: Inbox, dispatcher: Callable[..., Dispatcher]) -> None:
     own.seed.agent("bob")
     daemon = dispatcher()
     grant = daemon.claim(own.agent_id, own.seed.item())
@@ -559,16 +544,10 @@ def test_ff68_outside_a_wake_the_same_post_is_one_item_for_some_minutes(own: Inb
     first = own.post()
     assert own.post() == first | {"code": "already"}
     assert own.post(sender="bob", to="ada")["code"] == "ok"
-    key = own.call(
-        "inbox_post_key", p_request_key=None, p_wake_id=None, p_content="c", p_at="2026-11-30 12:00:00Z"
-    )
+    key = own.call("inbox_post_key", p_request_key=None, p_wake_id=None, p_content="c", p_at="2026-11-30 12:00:00Z")
     assert key.startswith("content:")
-    same = own.call(
-        "inbox_post_key", p_request_key="", p_wake_id=None, p_content="c", p_at="2026-11-30 12:09:59Z"
-    )
-    later = own.call(
-        "inbox_post_key", p_request_key=None, p_wake_id=None, p_content="c", p_at="2026-11-30 12:10:00Z"
-    )
+    same = own.call("inbox_post_key", p_request_key="", p_wake_id=None, p_content="c", p_at="2026-11-30 12:09:59Z")
+    later = own.call("inbox_post_key", p_request_key=None, p_wake_id=None, p_content="c", p_at="2026-11-30 12:10:00Z")
     assert (same == key, later == key) == (True, False)
 
 
@@ -581,17 +560,17 @@ def test_ff68_a_request_key_is_one_item_per_sender_whatever_the_wake(own: Inbox)
 
 
 @pytest.fixture(params=["anon", "authenticated"])
-def stranger(request: pytest.FixtureRequest, own: Inbox) -> Iterator[Connection]:
-    yield own.database.connect(request.param)
+def stranger(request: pytest.FixtureRequest, own: Inbox) -> Connection:
+    return own.database.connect(request.param)
 
 
 def test_ff27_only_the_service_role_may_call_them(own: Inbox, stranger: Connection) -> None:
     with pytest.raises(psycopg.errors.InsufficientPrivilege):
         own.call("lease_inbox_items", on=stranger, p_tenant_id=DEFAULT_TENANT, p_agent_slug="ada")
     rights = own.database.rows(
-        "select proname, prosecdef, proconfig, pg_get_functiondef(oid) is not null as defined,"
-        " has_function_privilege('anon', oid, 'execute') or has_function_privilege('authenticated', oid, 'execute')"
-        " as open, has_function_privilege('service_role', oid, 'execute') as served,"
+        "select proname, prosecdef, proconfig,"
+        " has_function_privilege('anon', oid, 'execute')"
+        " or has_function_privilege('authenticated', oid, 'execute') as open, has_function_privilege('service_role', oid, 'execute') as served,"
         " obj_description(oid, 'pg_proc') as comment"
         " from pg_proc where pronamespace = 'public'::regnamespace and proname = any (%s)",
         (FUNCTIONS,),
@@ -607,8 +586,8 @@ def test_ff27_only_the_service_role_may_call_them(own: Inbox, stranger: Connecti
 
 def test_a_hundred_thousand_items_lease_at_once(own: Inbox) -> None:
     own.database.execute(
-        "insert into public.agent_inbox_items (agent_id, agent_slug, event_type, dedup_key, created_at, status,"
-        " attempt_count, failed_at)"
+        "insert into public.agent_inbox_items (agent_id, agent_slug, event_type, dedup_key, created_at,"
+        " status, attempt_count, failed_at)"
         " select %s, 'ada', 'heartbeat', 'bulk:' || n, now() - n * interval '1 ms',"
         " case when n %% 2 = 0 then 'failed' else 'pending' end::public.inbox_item_status, 1, now()"
         " from generate_series(1, 100000) as n",

@@ -44,30 +44,30 @@ class Rival:
 
 
 @pytest.fixture
-def rival(inbox: Inbox, wait_until: Callable[..., object]) -> Rival:
-    return Rival(inbox, wait_until)
+def rival(own: Inbox, wait_until: Callable[..., object]) -> Rival:
+    return Rival(own, wait_until)
 
 
 def close_on(inbox: Inbox, item: Any, outcome: str) -> Callable[[Connection], Any]:
     return lambda connection: inbox.close(item, outcome, on=connection)
 
 
-def test_two_leases_at_once_take_different_items(inbox: Inbox) -> None:
-    first, second = (str(item_id) for item_id in inbox.seed.items("ada", 2))
-    open_session = inbox.database.connect("service_role", autocommit=False)
-    [mine] = inbox.lease(on=open_session)["items"]
-    [theirs] = inbox.lease()["items"]
+def test_two_leases_at_once_take_different_items(own: Inbox) -> None:
+    first, second = (str(item_id) for item_id in own.seed.items("ada", 2))
+    open_session = own.database.connect("service_role", autocommit=False)
+    [mine] = own.lease(on=open_session)["items"]
+    [theirs] = own.lease()["items"]
     open_session.commit()
     assert (mine["inbox_item_id"], theirs["inbox_item_id"]) == (first, second)
 
 
-def test_a_lease_does_not_wait_for_another_and_does_not_take_its_item(inbox: Inbox) -> None:
-    inbox.seed.item()
-    open_session = inbox.database.connect("service_role", autocommit=False)
-    assert len(inbox.lease(on=open_session)["items"]) == 1
-    assert inbox.lease()["items"] == []
+def test_a_lease_does_not_wait_for_another_and_does_not_take_its_item(own: Inbox) -> None:
+    own.seed.item()
+    open_session = own.database.connect("service_role", autocommit=False)
+    assert len(own.lease(on=open_session)["items"]) == 1
+    assert own.lease()["items"] == []
     open_session.rollback()
-    assert len(inbox.lease()["items"]) == 1
+    assert len(own.lease()["items"]) == 1
 
 
 def test_an_item_picked_before_another_session_leased_it_is_not_leased_twice(own: Inbox) -> None:
@@ -102,18 +102,16 @@ def test_many_sessions_lease_every_item_exactly_once(inbox: Inbox, sessions: int
     assert inbox.database.value("select max(attempt_count) from public.agent_inbox_items") == 1
 
 
-def test_ff28_a_repeated_lease_call_gets_the_same_items_and_spends_no_attempt(
-    inbox: Inbox, rival: Rival
-) -> None:
-    inbox.seed.items("ada", 4)
+def test_ff28_a_repeated_lease_call_gets_the_same_items_and_spends_no_attempt(own: Inbox, rival: Rival) -> None:
+    own.seed.items("ada", 4)
     token = uuid.uuid4()
-    open_session = inbox.database.connect("service_role", autocommit=False)
-    first = inbox.lease(limit=2, p_lease_token=token, on=open_session)
-    repeat = rival.start(lambda connection: inbox.lease(limit=2, p_lease_token=token, on=connection))
+    open_session = own.database.connect("service_role", autocommit=False)
+    first = own.lease(limit=2, p_lease_token=token, on=open_session)
+    repeat = rival.start(lambda connection: own.lease(limit=2, p_lease_token=token, on=connection))
     open_session.commit()
     assert repeat.result(5) == first
-    assert inbox.lease(limit=2, p_lease_token=token) == first
-    assert inbox.database.value("select sum(attempt_count) from public.agent_inbox_items") == 2
+    assert own.lease(limit=2, p_lease_token=token) == first
+    assert own.database.value("select sum(attempt_count) from public.agent_inbox_items") == 2
 
 
 def test_ff28_a_token_leases_for_one_agent_only(own: Inbox) -> None:
@@ -127,80 +125,88 @@ def test_ff28_a_token_leases_for_one_agent_only(own: Inbox) -> None:
 
 @pytest.mark.parametrize("second", ["done", "failed", "released"])
 @pytest.mark.parametrize("first", ["done", "failed", "released"])
-def test_ff43_of_two_closes_at_once_one_holds(inbox: Inbox, rival: Rival, first: str, second: str) -> None:
-    item_id = inbox.seed.item()
-    item = inbox.leased()
-    open_session = inbox.database.connect("service_role", autocommit=False)
-    assert inbox.close(item, first, on=open_session)["code"] == "ok"
-    other = rival.start(close_on(inbox, item, second))
+def test_ff43_of_two_closes_at_once_one_holds(own: Inbox, rival: Rival, first: str, second: str) -> None:
+    item_id = own.seed.item()
+    item = own.leased()
+    open_session = own.database.connect("service_role", autocommit=False)
+    assert own.close(item, first, on=open_session)["code"] == "ok"
+    other = rival.start(close_on(own, item, second))
     open_session.commit()
     assert other.result(5)["code"] == ("already" if first == second else "lease_lost")
-    assert inbox.row(item_id)["status"] == {"done": "done", "failed": "failed", "released": "pending"}[first]
+    assert own.row(item_id)["status"] == {"done": "done", "failed": "failed", "released": "pending"}[first]
 
 
-def test_a_close_rolled_back_leaves_the_lease_to_the_next(inbox: Inbox, rival: Rival) -> None:
-    item_id = inbox.seed.item()
-    item = inbox.leased()
-    open_session = inbox.database.connect("service_role", autocommit=False)
-    inbox.close(item, "failed", on=open_session)
-    other = rival.start(close_on(inbox, item, "done"))
+def test_a_close_rolled_back_leaves_the_lease_to_the_next(own: Inbox, rival: Rival) -> None:
+    item_id = own.seed.item()
+    item = own.leased()
+    open_session = own.database.connect("service_role", autocommit=False)
+    own.close(item, "failed", on=open_session)
+    other = rival.start(close_on(own, item, "done"))
     open_session.rollback()
     assert other.result(5)["code"] == "ok"
-    assert inbox.row(item_id)["status"] == "done"
+    assert own.row(item_id)["status"] == "done"
 
 
 @pytest.mark.parametrize("outcome", ["done", "failed", "released"])
 def test_ff43_a_close_that_waited_while_its_lease_was_taken_over_changes_nothing(
-    inbox: Inbox, rival: Rival, outcome: str
+    own: Inbox, rival: Rival, outcome: str
 ) -> None:
-    item_id = inbox.seed.item()
-    old = inbox.leased()
-    inbox.end_lease(item_id)
-    open_session = inbox.database.connect("service_role", autocommit=False)
-    [new] = inbox.lease(on=open_session)["items"]
-    late = rival.start(close_on(inbox, old, outcome))
+    item_id = own.seed.item()
+    old = own.leased()
+    own.end_lease(item_id)
+    open_session = own.database.connect("service_role", autocommit=False)
+    [new] = own.lease(on=open_session)["items"]
+    late = rival.start(close_on(own, old, outcome))
     open_session.commit()
     assert late.result(5)["code"] == "lease_lost"
-    assert inbox.row(item_id)["status"] == "leased"
-    assert inbox.close(new, "done")["code"] == "ok"
+    assert own.row(item_id)["status"] == "leased"
+    assert own.close(new, "done")["code"] == "ok"
 
 
-def test_ff43_a_close_whose_lease_ended_while_it_waited_changes_nothing(inbox: Inbox, rival: Rival) -> None:
+def lease_is_over(connection: Connection, item_id: uuid.UUID) -> bool:
+    query = "select leased_until < clock_timestamp() as over from public.agent_inbox_items where id = %s"
+    row = connection.execute(query, (item_id,)).fetchone()
+    return row is not None and bool(row["over"])
+
+
+def test_ff43_a_close_whose_lease_ended_while_it_waited_changes_nothing(
+    own: Inbox, rival: Rival, wait_until: Callable[..., object]
+) -> None:
     """The lease lived when the call began; what counts is the clock once the lock is held."""
-    item_id = inbox.seed.item()
-    item = inbox.leased()
-    open_session = inbox.database.connect(autocommit=False)
+    item_id = own.seed.item()
+    item = own.leased()
+    open_session = own.database.connect(autocommit=False)
     open_session.execute(
-        "update public.agent_inbox_items set leased_until = clock_timestamp() + interval '150 ms' where id = %s",
+        "update public.agent_inbox_items set leased_until = clock_timestamp() + interval '300 ms' where id = %s",
         (item_id,),
     )
-    late = rival.start(close_on(inbox, item, "done"))
-    open_session.execute("select pg_sleep(0.2)")
+    late = rival.start(close_on(own, item, "done"))
+    wait_until(lambda: lease_is_over(open_session, item_id), what="the end of the lease")
     open_session.commit()
     assert late.result(5)["code"] == "lease_lost"
-    assert inbox.row(item_id)["status"] == "leased"
+    assert own.row(item_id)["status"] == "leased"
 
 
-def test_of_two_escalations_at_once_one_notification_is_written(inbox: Inbox, rival: Rival) -> None:
-    inbox.seed.item()
-    item = inbox.leased()
-    open_session = inbox.database.connect("service_role", autocommit=False)
+def test_of_two_escalations_at_once_one_notification_is_written(own: Inbox, rival: Rival) -> None:
+    own.seed.item()
+    item = own.leased()
+    open_session = own.database.connect("service_role", autocommit=False)
     arguments = {"p_item_id": item["inbox_item_id"], "p_lease_token": item["lease_token"], "p_reason": "help"}
-    assert inbox.call("escalate_inbox_item", on=open_session, **arguments)["code"] == "ok"
-    other = rival.start(lambda connection: inbox.call("escalate_inbox_item", on=connection, **arguments))
+    assert own.call("escalate_inbox_item", on=open_session, **arguments)["code"] == "ok"
+    other = rival.start(lambda connection: own.call("escalate_inbox_item", on=connection, **arguments))
     open_session.commit()
     assert other.result(5)["code"] == "already"
-    assert inbox.database.value("select count(*) from public.notifications") == 1
+    assert own.database.value("select count(*) from public.notifications") == 1
 
 
-def test_ff68_of_two_posts_at_once_one_row_is_written(inbox: Inbox, rival: Rival) -> None:
-    inbox.seed.agent("bob")
-    open_session = inbox.database.connect("service_role", autocommit=False)
-    first = inbox.post(on=open_session)
-    other = rival.start(lambda connection: inbox.post(on=connection))
+def test_ff68_of_two_posts_at_once_one_row_is_written(own: Inbox, rival: Rival) -> None:
+    own.seed.agent("bob")
+    open_session = own.database.connect("service_role", autocommit=False)
+    first = own.post(on=open_session)
+    other = rival.start(lambda connection: own.post(on=connection))
     open_session.commit()
     assert other.result(5) == first | {"code": "already"}
-    assert inbox.database.value("select count(*) from public.agent_inbox_items") == 1
+    assert own.database.value("select count(*) from public.agent_inbox_items") == 1
 
 
 def test_a_lease_during_the_end_of_its_wake_is_not_the_ended_wakes(

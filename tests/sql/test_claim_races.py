@@ -40,15 +40,18 @@ def test_ff47_the_cap_is_exact_under_parallel_claims(database: Database, seed: S
     for number in range(8):
         seed.item(f"a{number}")
     daemons = [dispatcher(max_concurrent_wakes=1) for _ in range(8)]
-    answers = at_once(
-        [lambda d=daemon, a=agent: d.claim(a) for daemon, agent in zip(daemons, agents, strict=True)]
-    )
+    answers = at_once([lambda d=daemon, a=agent: d.claim(a) for daemon, agent in zip(daemons, agents, strict=True)])
     assert sum(answer["granted"] for answer in answers) == 1
     assert database.value("select count(*) from agent_wake_state where waitlisted_at is not null") == 7
     [winner] = [answer for answer in answers if answer["granted"]]
     daemon = daemons[answers.index(winner)]
     outcome = daemon.report(
-        {"report": "ended", "wake_id": winner["wake_id"], "claim_token": winner["claim_token"], "ending": "interrupted"},
+        {
+            "report": "ended",
+            "wake_id": winner["wake_id"],
+            "claim_token": winner["claim_token"],
+            "ending": "interrupted",
+        },
         limit=5,
     )
     assert sum(claim["granted"] for claim in outcome["claims"]) == 1
@@ -65,7 +68,8 @@ def test_ff47_a_claim_waits_for_the_open_transaction_of_another(database: Databa
     waiting = threading.Thread(target=lambda: answers.append(fast.claim(second)))
     waiting.start()
     wait_until(
-        lambda: database.value("select count(*) from pg_stat_activity where wait_event_type = 'Lock'") == 1, deadline=5
+        lambda: database.value("select count(*) from pg_stat_activity where wait_event_type = 'Lock'") == 1,
+        deadline=5,
     )
     slow.connection.commit()
     waiting.join(5)
@@ -128,9 +132,7 @@ def test_two_sweeps_at_once_wake_each_agent_once(database: Database, seed: Seed,
     assert all(answer["errors"] == [] for answer in answers)
 
 
-def test_claims_reports_and_sweeps_of_many_sessions_never_deadlock(
-    database: Database, seed: Seed, dispatcher
-) -> None:
+def test_claims_reports_and_sweeps_of_many_sessions_never_deadlock(database: Database, seed: Seed, dispatcher) -> None:
     agents = [seed.agent(f"a{number}") for number in range(6)]
     for _ in range(4):
         for number in range(6):

@@ -10,9 +10,7 @@ TUTORIAL = Path(__file__).resolve().parents[2] / "docs" / "tutorial" / "first-wa
 
 
 def test_the_tutorials_insert_makes_one_item_for_ada(database: Database) -> None:
-    [statement] = re.findall(
-        r'database\.execute\("""(.*?)"""\)', TUTORIAL.read_text(encoding="utf-8"), re.DOTALL
-    )
+    [statement] = re.findall(r'database\.execute\("""(.*?)"""\)', TUTORIAL.read_text(encoding="utf-8"), re.DOTALL)
     seed_first_rows(database.url)
     assert database.execute(statement) == 1
     assert database.row("select agent_slug, status::text, summary from public.agent_inbox_items") == {

@@ -36,7 +36,9 @@ def test_a_grant_carries_everything_a_spawn_needs(database: Database, seed: Seed
         "model_override": "m1",
         "thinking_override": None,
     }
-    stamped = database.row("select last_wake_attempt_at, last_wake_success_at from agent_inbox_items where id = %s", [item])
+    stamped = database.row(
+        "select last_wake_attempt_at, last_wake_success_at from agent_inbox_items where id = %s", [item]
+    )
     assert stamped["last_wake_attempt_at"] is not None
     assert stamped["last_wake_success_at"] is None
 
@@ -58,7 +60,12 @@ def test_a_paused_agent_sleeps(seed: Seed, dispatcher, status: str) -> None:
 
 def test_an_active_lease_and_its_end(seed: Seed, dispatcher) -> None:
     agent = seed.agent("ada")
-    seed.item("ada", status="leased", leased_at=ago(seconds=5), leased_until=datetime.now(UTC) + timedelta(minutes=1))
+    seed.item(
+        "ada",
+        status="leased",
+        leased_at=ago(seconds=5),
+        leased_until=datetime.now(UTC) + timedelta(minutes=1),
+    )
     refused = dispatcher().claim(agent)
     assert refused["skip_reason"] == "active_lease"
     assert 0 < refused["retry_in"] <= 60
@@ -94,8 +101,14 @@ def test_a_failed_item_rests_longer_after_each_attempt(seed: Seed, dispatcher, a
         ({"status": "exceeded", "current_period_start": "month", "hard_cutoff": False}, None),
         ({"status": "warned", "current_period_start": "month"}, None),
         ({"status": "exceeded", "current_period_start": "month", "monthly_limit_usd": 99}, None),
-        ({"status": "exceeded", "current_period_start": "month", "period_anchor_tz": "No/Where"}, "budget_exceeded"),
-        ({"status": "exceeded", "current_period_start": "month", "monthly_limit_usd": None}, "budget_exceeded"),
+        (
+            {"status": "exceeded", "current_period_start": "month", "period_anchor_tz": "No/Where"},
+            "budget_exceeded",
+        ),
+        (
+            {"status": "exceeded", "current_period_start": "month", "monthly_limit_usd": None},
+            "budget_exceeded",
+        ),
     ],
 )
 def test_the_budget(seed: Seed, dispatcher, columns: dict, reason: str | None) -> None:
@@ -154,7 +167,9 @@ def test_the_cooldown_has_a_ceiling_and_does_not_overflow(database: Database, se
 def test_the_first_closed_gate_names_the_refusal(database: Database, seed: Seed, dispatcher) -> None:
     """Opened one by one, in the order of the table."""
     agent = seed.agent("ada", status="paused")
-    item = seed.item("ada", status="leased", leased_at=ago(seconds=1), leased_until=datetime.now(UTC) + timedelta(hours=1))
+    item = seed.item(
+        "ada", status="leased", leased_at=ago(seconds=1), leased_until=datetime.now(UTC) + timedelta(hours=1)
+    )
     seed.insert(
         "agent_budgets",
         agent_id=agent,
@@ -178,7 +193,7 @@ def test_the_first_closed_gate_names_the_refusal(database: Database, seed: Seed,
     seen = []
     for opening in (
         "update agent_wake_state set consecutive_failures = 0",
-        "update agent_wakes set state = 'lost', ended_at = now() where agent_id = (select id from agents where slug = 'ada')",
+        "update agent_wakes set state = 'lost', ended_at = now() from agents where agents.id = agent_id and slug = 'ada'",
         "update agents set status = 'ready' where slug = 'ada'",
         "update agent_inbox_items set leased_until = now() - interval '1 s', max_attempts = 0 where agent_slug = 'ada'",
         "update agent_budgets set monthly_limit_usd = 100",
@@ -230,7 +245,10 @@ def test_one_agent_whose_gates_raise_does_not_stop_the_others(database: Database
     seed.item("bad"), seed.item("good")
     database.execute(
         """create function public.break_one() returns trigger language plpgsql as $$
-           begin if new.agent_id = (select id from public.agents where slug = 'bad') then raise 'broken agent'; end if; return new; end $$"""
+           begin
+             if new.agent_id = (select id from public.agents where slug = 'bad') then raise 'broken agent'; end if;
+             return new;
+           end $$"""
     )
     database.execute("create trigger break_one before insert on agent_wakes for each row execute function break_one()")
     daemon = dispatcher()

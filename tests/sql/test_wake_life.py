@@ -13,8 +13,8 @@ from tests.support.seed import Seed
 def lease(database: Database, item: uuid.UUID, grant: dict[str, Any], seconds: int = 120) -> None:
     """As an agent's script does it."""
     database.execute(
-        """update agent_inbox_items set status = 'leased', attempt_count = attempt_count + 1, leased_at = clock_timestamp(),
-                  leased_until = clock_timestamp() + make_interval(secs => %s) where id = %s""",
+        """update agent_inbox_items set status = 'leased', attempt_count = attempt_count + 1,
+                  leased_at = clock_timestamp(), leased_until = clock_timestamp() + make_interval(secs => %s) where id = %s""",
         [seconds, item],
     )
     database.execute(
@@ -38,7 +38,11 @@ def test_started_keeps_the_process_and_stamps_the_items(database: Database, seed
     grant = daemon.claim(agent, item)
     assert daemon.started(grant, pid=77)["code"] == "ok"
     assert daemon.started(grant, pid=77)["code"] == "already"
-    assert database.row("select state, pid, host_id from agent_wakes") == {"state": "running", "pid": 77, "host_id": "boot:1"}
+    assert database.row("select state, pid, host_id from agent_wakes") == {
+        "state": "running",
+        "pid": 77,
+        "host_id": "boot:1",
+    }
     assert database.value("select last_wake_success_at is not null from agent_inbox_items")
 
 
@@ -57,7 +61,14 @@ def test_started_keeps_the_process_and_stamps_the_items(database: Database, seed
     ],
 )
 def test_how_a_wake_ends(
-    database: Database, seed: Seed, dispatcher, ending: str, exit_code: int | None, work_done: bool, state: str, failures: int
+    database: Database,
+    seed: Seed,
+    dispatcher,
+    ending: str,
+    exit_code: int | None,
+    work_done: bool,
+    state: str,
+    failures: int,
 ) -> None:
     agent, item = seed.agent("ada"), seed.item("ada")
     seed.item("ada")
@@ -84,7 +95,9 @@ def test_progress_is_seen_without_the_trigger_too(database: Database, seed: Seed
     database.execute("drop trigger dispatcher_inbox_update_note on agent_inbox_items")
     daemon = dispatcher()
     grant = daemon.claim(agent, item)
-    database.execute("update agent_inbox_items set status = 'done', completed_at = clock_timestamp() where id = %s", [item])
+    database.execute(
+        "update agent_inbox_items set status = 'done', completed_at = clock_timestamp() where id = %s", [item]
+    )
     assert daemon.ended(grant)["state"] == "succeeded"
 
 
@@ -101,7 +114,13 @@ def test_progress_is_seen_without_the_trigger_too(database: Database, seed: Seed
     ],
 )
 def test_leases_left_are_released_at_once(
-    database: Database, seed: Seed, dispatcher, ending: str, attempts_before: int, status: str, attempts_after: int
+    database: Database,
+    seed: Seed,
+    dispatcher,
+    ending: str,
+    attempts_before: int,
+    status: str,
+    attempts_after: int,
 ) -> None:
     agent, item = seed.agent("ada"), seed.item("ada", attempt_count=attempts_before)
     daemon = dispatcher()
@@ -129,7 +148,9 @@ def test_ff43_an_item_finished_before_the_end_is_not_touched(database: Database,
     daemon = dispatcher()
     grant = daemon.claim(agent, item)
     lease(database, item, grant)
-    database.execute("update agent_inbox_items set status = 'done', completed_at = clock_timestamp() where id = %s", [item])
+    database.execute(
+        "update agent_inbox_items set status = 'done', completed_at = clock_timestamp() where id = %s", [item]
+    )
     daemon.ended(grant, "lost")
     assert (item_row(database, item)["status"], item_row(database, item)["attempt_count"]) == ("done", 1)
 
@@ -226,7 +247,9 @@ def test_a_heartbeat_renews_leases_and_closes_claims_nobody_runs(database: Datab
     assert (item_row(database, item)["status"], item_row(database, item)["attempt_count"]) == ("pending", 0)
 
 
-def test_an_instance_whose_row_is_gone_is_told_and_may_register_again(database: Database, seed: Seed, dispatcher) -> None:
+def test_an_instance_whose_row_is_gone_is_told_and_may_register_again(
+    database: Database, seed: Seed, dispatcher
+) -> None:
     daemon = dispatcher()
     database.execute("delete from dispatcher_instances")
     with pytest.raises(Exception, match="no dispatcher instance") as raised:
@@ -256,9 +279,14 @@ def test_ff45_wakes_are_listed_also_when_the_owners_row_is_gone(database: Databa
 
 
 class TestSweep:
-    def test_stale_items_expire_but_not_those_of_paused_agents(self, database: Database, seed: Seed, dispatcher) -> None:
+    def test_stale_items_expire_but_not_those_of_paused_agents(
+        self, database: Database, seed: Seed, dispatcher
+    ) -> None:
         old = datetime.now(UTC) - timedelta(hours=25)
-        stale, waits = seed.item("ada", created_at=old), seed.item(seed.agent("zoe", status="paused"), created_at=old)
+        stale, waits = (
+            seed.item("ada", created_at=old),
+            seed.item(seed.agent("zoe", status="paused"), created_at=old),
+        )
         answer = dispatcher().sweep()
         assert answer["expired"] == 1
         row = item_row(database, stale)
@@ -270,7 +298,9 @@ class TestSweep:
     def test_a_spent_lease_is_buried_with_its_reason(self, database: Database, seed: Seed, dispatcher) -> None:
         past = datetime.now(UTC) - timedelta(minutes=3)
         spent = seed.item("ada", status="leased", attempt_count=3, leased_at=past, leased_until=past)
-        live = seed.item("bob", status="leased", attempt_count=3, leased_at=past, leased_until=past + timedelta(hours=1))
+        live = seed.item(
+            "bob", status="leased", attempt_count=3, leased_at=past, leased_until=past + timedelta(hours=1)
+        )
         assert dispatcher().sweep()["buried"] == 1
         assert item_row(database, spent)["status"] == "dead_letter"
         assert "no attempts left" in item_row(database, spent)["reason"]
@@ -295,7 +325,10 @@ class TestSweep:
         while claims:
             report = {"report": "ended", "ending": "exited", "exit_code": 1}
             mine = {key: claims[0][key] for key in ("wake_id", "claim_token")}
-            database.execute("update agent_inbox_items set status = 'done' where agent_slug = %s", [claims[0]["agent_slug"]])
+            database.execute(
+                "update agent_inbox_items set status = 'done' where agent_slug = %s",
+                [claims[0]["agent_slug"]],
+            )
             claims = claims[1:] + daemon.report(report | mine, limit=1)["claims"]
             order += [claim["agent_slug"] for claim in claims[1:]] if len(claims) > 1 else []
         assert order == [f"a{number}" for number in range(9)]
@@ -324,7 +357,8 @@ class TestSweep:
     def test_ff16_more_agents_than_the_servers_row_cap(self, database: Database, seed: Seed, dispatcher) -> None:
         gateway = seed.gateway()
         database.execute(
-            """insert into agents (gateway_id, name, slug) select %s, 'n', 'n' || n from generate_series(1, 1205) n""", [gateway]
+            """insert into agents (gateway_id, name, slug) select %s, 'n', 'n' || n from generate_series(1, 1205) n""",
+            [gateway],
         )
         database.execute(
             """insert into agent_inbox_items (agent_id, agent_slug, event_type, dedup_key)
@@ -339,11 +373,14 @@ class TestChains:
 
     def deep(self, database: Database, item: uuid.UUID, depth: int) -> None:
         database.execute(
-            "insert into inbox_item_origins (item_id, tenant_id, chain_depth) select id, tenant_id, %s from agent_inbox_items where id = %s",
+            """insert into inbox_item_origins (item_id, tenant_id, chain_depth)
+               select id, tenant_id, %s from agent_inbox_items where id = %s""",
             [depth, item],
         )
 
-    def test_ff54_a_chain_at_its_limit_wakes_nobody_and_is_told_once(self, database: Database, seed: Seed, dispatcher) -> None:
+    def test_ff54_a_chain_at_its_limit_wakes_nobody_and_is_told_once(
+        self, database: Database, seed: Seed, dispatcher
+    ) -> None:
         agent = seed.agent("ada")
         first, second = seed.items("ada", 2)
         self.deep(database, first, 6), self.deep(database, second, 6)

@@ -195,9 +195,7 @@ def stop_family(
     return StopReport(len(asked), killed, tuple(row.pid for row in survivors))
 
 
-def _family(
-    process: ManagedProcess, wake_id: str | None, relatives: Iterable[ProcessRow]
-) -> list[ProcessRow]:
+def _family(process: ManagedProcess, wake_id: str | None, relatives: Iterable[ProcessRow]) -> list[ProcessRow]:
     return proctable.family(
         process.identity,
         leader_is_unreaped=process.is_unreaped_child,
@@ -245,10 +243,7 @@ def _may_signal_group(group: int, rows: Iterable[ProcessRow], process: ManagedPr
 def stop_strays(wake_ids: Collection[str], term_grace: float = 1.0) -> int:
     """Ends what wakes that ended by themselves left running, found by their marker; how many that was."""
     strays = [
-        process
-        for wake_id, marked in proctable.marked_processes().items()
-        if wake_id in wake_ids
-        for process in marked
+        process for wake_id, marked in proctable.marked_processes().items() if wake_id in wake_ids for process in marked
     ]
     for number in (signal.SIGTERM, signal.SIGKILL):
         for stray in strays:
@@ -357,9 +352,7 @@ class OrphanReaper:
         me = os.getpid()
         rows = proctable.read_table().values()
         return frozenset(
-            (row.pid, row.started_at)
-            for row in rows
-            if row.parent == me and row.is_zombie and row.pid not in known
+            (row.pid, row.started_at) for row in rows if row.parent == me and row.is_zombie and row.pid not in known
         )
 
 

@@ -152,9 +152,7 @@ def marked_processes() -> dict[str, list[ProcessIdentity]]:
     for pid, marker in scan.markers.items():
         if pid not in spared:
             found.setdefault(marker, []).append(scan.table[pid])
-    return {
-        marker: [_identity(row) for row in sorted(rows, key=_seniority)] for marker, rows in found.items()
-    }
+    return {marker: [_identity(row) for row in sorted(rows, key=_seniority)] for marker, rows in found.items()}
 
 
 @dataclass(frozen=True)
@@ -259,9 +257,7 @@ def family(
     return [row for row in rows if not row.is_zombie and row.group != own_group]
 
 
-def _of_group(
-    table: dict[int, ProcessRow], leader: ProcessIdentity, *, leader_is_unreaped: bool
-) -> list[ProcessRow]:
+def _of_group(table: dict[int, ProcessRow], leader: ProcessIdentity, *, leader_is_unreaped: bool) -> list[ProcessRow]:
     holder = table.get(leader.pid)
     is_ours = leader_is_unreaped or same_process(holder, leader.started_at)
     if holder is not None and not is_ours:

@@ -39,9 +39,7 @@ def parse_agent_ids(config: object) -> list[str]:
     entries = agents.get("entries")
     listed = agents.get("list")
     ids: list[object] = list(entries) if isinstance(entries, dict) else []
-    ids += (
-        [entry.get("id") for entry in listed if isinstance(entry, dict)] if isinstance(listed, list) else []
-    )
+    ids += [entry.get("id") for entry in listed if isinstance(entry, dict)] if isinstance(listed, list) else []
     return [agent_id for agent_id in ids if isinstance(agent_id, str) and agent_id]
 
 
@@ -147,9 +145,7 @@ class AgentRegistry:
     def _read(self, signature: Signature) -> None:
         if signature is None:
             if self._known:
-                log.warning(
-                    events.REGISTRY_BROKEN, msg="openclaw.json has gone; keeping the agents it listed"
-                )
+                log.warning(events.REGISTRY_BROKEN, msg="openclaw.json has gone; keeping the agents it listed")
             return
         try:
             self._known = tuple(parse_agent_ids(_parse(Path(signature[0]))))
@@ -161,9 +157,7 @@ class AgentRegistry:
                 error_type=type(error).__name__,
             )
         else:
-            log.debug(
-                events.REGISTRY_READ, msg="Read openclaw.json", path=signature[0], agents=len(self._known)
-            )
+            log.debug(events.REGISTRY_READ, msg="Read openclaw.json", path=signature[0], agents=len(self._known))
 
 
 def _parse(path: Path) -> Any:

@@ -268,8 +268,18 @@ class Supervisor:
             ending = self._await_ending(wake)
         except Exception as error:  # whatever it was, the slot must become free and be reported
             log.exception(events.WAKE_LOST, msg=f"Lost the process of {wake.agent}", wake_id=wake.wake_id)
-            ending = Ending("lost", None, wake.duration_s, f"{type(error).__name__} while waiting")
+            ending = self._abandon(wake, f"{type(error).__name__} while waiting")
         self._finish(wake, ending)
+
+    def _abandon(self, wake: WakeProcess, cause: str) -> Ending:
+        """A process nobody waits for must not go on; its end is reported even if stopping it fails."""
+        try:
+            return self._ended_by_us(wake, "lost", cause)
+        except Exception:
+            log.exception(
+                events.PROCESS_SURVIVED, msg=f"Cannot stop {wake.agent}", wake_id=wake.wake_id, pids=[wake.pid]
+            )
+            return Ending("lost", None, wake.duration_s, cause)
 
     def _finish(self, wake: WakeProcess, ending: Ending) -> None:
         with self._lock:
@@ -280,9 +290,7 @@ class Supervisor:
         try:
             self._on_end(wake, ending)
         except Exception:
-            log.exception(
-                events.WAKE_END_UNREPORTED, msg=f"The end of {wake.agent} was lost", wake_id=wake.wake_id
-            )
+            log.exception(events.WAKE_END_UNREPORTED, msg=f"The end of {wake.agent} was lost", wake_id=wake.wake_id)
         finally:
             with self._lock:
                 self._reporting.discard(wake.wake_id)
@@ -394,9 +402,7 @@ class Supervisor:
 
     def _check_one(self, wake: WakeProcess) -> None:
         if wake.thread is not None and not wake.thread.is_alive() and wake.thread.ident is not None:
-            self._stop_processes(wake)
-            exit_code = wake.process.reap()
-            self._finish(wake, Ending("lost", exit_code, wake.duration_s, "its thread had died"))
+            self._finish(wake, self._abandon(wake, "its thread had died"))
             return
         overdue = time.monotonic() - wake.deadline - self._term_grace - processes.KILL_WAIT
         if overdue > OVERDUE_MARGIN:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Final
 
-from dispatcher.agents.supervisor import Supervisor
+from dispatcher.agents.supervisor import STOP_LIMIT, STRAYS_LIMIT, Supervisor
 from dispatcher.runtime.service import Service
 
 CHECK_SECONDS: Final = 5.0
@@ -17,6 +17,8 @@ class SupervisionService(Service):
         super().__init__("supervisor")
         self._supervisor = supervisor
         self._grace = grace
+        # The ends of the wakes have to be reported, and their leases kept alive, until the last one is over.
+        self.stop_hold = grace + STOP_LIMIT + STRAYS_LIMIT
 
     def run_service(self) -> None:
         """Returns when every wake has ended, at the latest about nine seconds after the grace."""

@@ -32,6 +32,9 @@ EndKind = Literal["exited", "timed_out", "stopped", "lost"]
 OUTPUT_TRIM_INTERVAL: Final = 0.5
 # Wakes whose leftovers are still looked for when the daemon stops.
 REMEMBERED_ENDINGS: Final = 5_000
+# What a stop may take beyond the grace: the ladder, the reports; then what earlier wakes left running.
+STOP_LIMIT: Final = 8.5
+STRAYS_LIMIT: Final = 1.0
 SHUTDOWN_CAUSE: Final = "shutdown"
 # Past its deadline, ladder included, by this much: the thread that should have ended it has failed.
 OVERDUE_MARGIN: Final = 15.0
@@ -365,7 +368,7 @@ class Supervisor:
         self._is_hurried = True
         self._news.put(None)
 
-    def stop_all(self, grace: float, limit: float = 9.0) -> bool:
+    def stop_all(self, grace: float, limit: float = STOP_LIMIT) -> bool:
         """Starts nothing more, gives live wakes `grace` seconds to end, then ends all at once.
 
         What earlier wakes left running is ended too. Returns within `grace` + `limit` seconds, and one or two
@@ -382,7 +385,7 @@ class Supervisor:
                 wake.request_stop(SHUTDOWN_CAUSE)
             self._await_news(deadline)
         if self._ended_alone:
-            processes.stop_strays(frozenset(self._ended_alone))
+            processes.stop_strays(frozenset(self._ended_alone), STRAYS_LIMIT / 2)
         return self._is_idle()
 
     def _is_idle(self) -> bool:

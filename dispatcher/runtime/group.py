@@ -54,13 +54,13 @@ class ServiceGroup:
     def stop(self, timeout: float) -> list[Service]:
         """Stops the services in reverse order within `timeout` seconds in all; returns those still running.
 
-        Each is asked when those started after it have ended, because later services use earlier ones; one
-        that hangs holds up the rest for no more than half of the time that is left.
+        Each is asked when those started after it have ended, because later services use earlier ones, but is
+        kept waiting for each of them no longer than that one's `stop_hold`.
         """
         deadline = time.monotonic() + timeout
         for service in reversed(self._started):
             service.request_stop()
-            service.join(_left(deadline) / 2)
+            service.join(min(service.stop_hold, _left(deadline)))
         stuck = [service for service in self._started if not service.join(_left(deadline))]
         for service in stuck:
             log.error(events.SERVICE_STUCK, msg=f"{service.name} did not stop", service=service.name)

@@ -22,6 +22,9 @@ class Service(ABC):
     `run_service` does the work and returns soon after `stopping` is set. A service runs once.
     """
 
+    # How long, in seconds, the services it uses go on for its sake after it was asked to stop.
+    stop_hold: float = 0.5
+
     def __init__(self, name: str) -> None:
         self.name = name
         self.stopping = threading.Event()
@@ -120,9 +123,7 @@ class PeriodicService(Service):
         except self._fatal:
             raise
         except Exception as error:  # one bad beat must not end the loop
-            log.error(
-                events.BEAT_FAILED, msg=f"{self.name} failed this time", service=self.name, exc_info=error
-            )
+            log.error(events.BEAT_FAILED, msg=f"{self.name} failed this time", service=self.name, exc_info=error)
             if self._health is not None:
                 self._health.failed(error)
         else:

@@ -40,9 +40,7 @@ class ManualClock:
 class Waiting(Service):
     """Runs until it is asked to stop, or until told how to end."""
 
-    def __init__(
-        self, name: str, journal: list[str] | None = None, error: BaseException | None = None
-    ) -> None:
+    def __init__(self, name: str, journal: list[str] | None = None, error: BaseException | None = None) -> None:
         super().__init__(name)
         self.journal = journal if journal is not None else []
         self.raises = error
@@ -334,9 +332,7 @@ def test_a_group_starts_in_order_and_stops_in_reverse() -> None:
     ("error", "code"),
     [(None, 1), (ValueError("x"), 1), (BadKey("refused"), 78), (ServiceUnavailable("down"), 69)],
 )
-def test_a_service_that_ends_unasked_is_named_with_its_exit_code(
-    error: BaseException | None, code: int
-) -> None:
+def test_a_service_that_ends_unasked_is_named_with_its_exit_code(error: BaseException | None, code: int) -> None:
     ending = Waiting("sweep", error=error)
     ending.go.set()
     group = ServiceGroup([Waiting("other"), ending])
@@ -386,12 +382,33 @@ def test_a_stuck_service_is_named_and_does_not_hold_up_the_rest() -> None:
             self.stopping.set()
 
     stuck, other = Stuck("stuck"), Waiting("other")
+    stuck.stop_hold = 0.05
     group = ServiceGroup([other, stuck])
     group.start()
-    assert group.stop(0.2) == [stuck]
-    assert other.stopping.is_set()
+    assert group.stop(1.0) == [stuck]
+    assert not other.is_alive
     stuck.go.set()
     assert stuck.join(DEADLINE)
+
+
+def test_those_a_service_uses_go_on_until_it_has_ended() -> None:
+    class Slow(Waiting):
+        stop_hold = DEADLINE
+
+        def request_stop(self) -> None:
+            self.stopping.set()
+
+    journal: list[str] = []
+    used, slow = Waiting("used", journal), Slow("slow", journal)
+    group = ServiceGroup([used, slow])
+    group.start()
+    stopper = threading.Thread(target=group.stop, args=(DEADLINE,))
+    stopper.start()
+    assert slow.stopping.wait(DEADLINE)
+    assert not used.stopping.wait(0.6)
+    slow.go.set()
+    stopper.join(DEADLINE)
+    assert journal[-2:] == ["slow ended", "used ended"]
 
 
 # -- periodic services

@@ -14,9 +14,15 @@ DEADLINE = 10.0
 class RawClient:
     """One connection. `expect` takes the next frame of a topic; frames of other topics wait their turn."""
 
-    def __init__(self, url: str, *, headers: dict[str, str] | None = None) -> None:
+    def __init__(self, url: str, *, headers: dict[str, str] | None = None, open_timeout: float = 10) -> None:
         self.connection: ClientConnection = connect(
-            url, additional_headers=headers, compression=None, max_size=None, proxy=None, ping_interval=None
+            url,
+            additional_headers=headers,
+            compression=None,
+            max_size=None,
+            proxy=None,
+            ping_interval=None,
+            open_timeout=open_timeout,
         )
         self.v2 = "vsn=2.0.0" in url
         self.waiting: defaultdict[str, deque[str]] = defaultdict(deque)

@@ -6,6 +6,7 @@ import random
 import time
 from collections import defaultdict, deque
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -24,6 +25,7 @@ from dispatcher.local.realtime.tokens import Token
 
 log = logging.getLogger(__name__)
 
+_CLOSE_PATIENCE = 3.0
 _MOST_MESSAGES = 2000
 _CHUNK = 500
 _SNAPSHOT_AFTER = 2_000_000
@@ -78,6 +80,7 @@ class ChangesReader:
         self._subscriptions: dict[Subscription, None] = {}
         self._task: asyncio.Task[None] | None = None
         self._ready = asyncio.Event()
+        self._closing = asyncio.Event()
         self._rate = Rate(limits.max_events_per_second, limits.rate_window)
         self._unused_since = time.monotonic()
 
@@ -118,24 +121,25 @@ class ChangesReader:
             subscription.deliver([one.id], "INSERT", data)
 
     async def close(self) -> None:
-        """Stop reading and drop the slot."""
+        """Stop reading. The slot is gone when this returns, so the database can be dropped."""
+        self._closing.set()
         if self._task is not None:
+            await asyncio.wait([self._task], timeout=_CLOSE_PATIENCE)
             self._task.cancel()
             await asyncio.gather(self._task, return_exceptions=True)
             self._task = None
-        self._ready.clear()
 
     async def _run(self) -> None:
-        while not self._is_unused():
+        while not self._is_finished():
             try:
                 async with await database.connect(self._db_url, "changes") as connection:
                     await self._read(connection)
             except psycopg.OperationalError as error:
                 self._lost(error)
-                await asyncio.sleep(self._timings.database_retry)
+                await self._rest(self._timings.database_retry)
             except Exception:
                 log.exception("reading the log of changes failed; it starts anew")
-                await asyncio.sleep(self._timings.database_retry)
+                await self._rest(self._timings.database_retry)
             finally:
                 self._ready.clear()
 
@@ -144,15 +148,24 @@ class ChangesReader:
         if self._faults.changes_die_after_outage:
             self.forget_all()
 
-    def _is_unused(self) -> bool:
-        return not self._subscriptions and time.monotonic() - self._unused_since > self._timings.reader_linger
+    def _is_finished(self) -> bool:
+        unused = 0.0 if self._subscriptions else time.monotonic() - self._unused_since
+        return unused > self._timings.reader_linger or self._closing.is_set()
+
+    async def _rest(self, seconds: float) -> None:
+        """Until the time is over, or the server closes."""
+        if seconds <= 0:
+            await asyncio.sleep(0)
+            return
+        with suppress(TimeoutError):
+            await asyncio.wait_for(self._closing.wait(), seconds)
 
     async def _read(self, connection: Connection) -> None:
         slot = await _create_slot(connection)
         self._ready.set()
         decoder = Decoder()
         consumed = 0
-        while not self._is_unused():
+        while not self._is_finished():
             messages = await _poll(connection, slot)
             consumed += sum(map(len, messages))
             delivered = await self._deliver(connection, decoder, messages)
@@ -160,7 +173,9 @@ class ChangesReader:
                 # Without it every poll reads again all that was written since the last checkpoint.
                 await connection.execute("select pg_log_standby_snapshot()")
                 consumed = 0
-            await asyncio.sleep(self._pause(len(messages), delivered))
+            await self._rest(self._pause(len(messages), delivered))
+        # A closed connection takes its slot along too, but only some time later.
+        await connection.execute("select pg_drop_replication_slot(%s)", (slot,))
 
     def _pause(self, messages: int, delivered: bool) -> float:
         if delivered or messages >= _MOST_MESSAGES:

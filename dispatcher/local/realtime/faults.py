@@ -15,19 +15,19 @@ class Faults:
 
     | switch                     | value        | what it does
     |----------------------------|--------------|---
-    | drop_events                | int          | the next N event frames (changes, broadcasts) vanish; -1: all
+    | drop_events                | int          | the next N event frames (changes, broadcasts) vanish; -1 all
     | duplicate_events           | int          | the next N event frames are sent twice; -1: all
     | delay_events               | seconds      | every event frame is late by this much, order kept
     | silence                    | bool         | WebSocket pings are answered; frames are swallowed both ways
-    | rate_limited               | bool         | database changes are consumed and dropped, as above the limit
+    | rate_limited               | bool         | database changes are consumed and dropped, as over the limit
     | trim_records               | bool         | every record counts as above 1 MiB: 413, long values omitted
     | refuse_join                | text or null | every join gets this reason as an error, after `error_delay`
     | join_delay                 | seconds      | every join reply is late by this much
-    | system_delay               | seconds      | "Subscribed to PostgreSQL" is late by this much (a cold start)
+    | system_delay               | seconds      | "Subscribed to PostgreSQL" comes this much later (cold start)
     | connect_status             | int or null  | every handshake gets this HTTP status (401, 500, ...)
-    | changes_die_after_outage   | bool         | a lost database kills all change subscriptions silently, as on
-    |                            |              | the real server; a new join or token revives a channel
-    | broadcast_dead             | bool         | broadcasts from the database go nowhere; a join that asked for
+    | changes_die_after_outage   | bool         | a lost database kills all change subscriptions silently, as
+    |                            |              | on the real server; a new join or token revives a channel
+    | broadcast_dead             | bool         | broadcasts from the database go nowhere; a join that asks for
     |                            |              | `replication_ready` gets the timeout error and phx_close
     | broadcast_dies_after_outage| bool         | a lost database sets `broadcast_dead`
 
@@ -38,12 +38,13 @@ class Faults:
     | close            | int          | closes every socket: 1000, 1001, 1012, ...; 1006 cuts the connection
     | down_for         | seconds      | cuts every socket and resets every connection attempt for so long
     | changes_dead     | true         | kills the change subscriptions of all channels there are, silently
+    | server_disconnect| true         | "Server requested disconnect" on every channel, then close 1012
     | channel_close    | true         | phx_close on every channel
     | channel_crash    | true         | phx_error "channel_crash" on every channel
     | system_error     | text         | a system message with status error on every channel
     | big_frame        | bytes        | a broadcast of that size on every channel
     | unparsable_frame | true or text | a text frame that is not JSON (or the given text) on every socket
-    | denied_event     | true         | a 401 change event (commit_timestamp null) on every change subscription
+    | denied_event     | true         | a 401 change event (no commit_timestamp) on every change subscription
     """
 
     drop_events: int = 0
@@ -108,6 +109,7 @@ _ACTIONS: Mapping[str, tuple[type, ...]] = {
     "close": (int,),
     "down_for": (int, float),
     "changes_dead": (bool,),
+    "server_disconnect": (bool,),
     "channel_close": (bool,),
     "channel_crash": (bool,),
     "system_error": (str,),

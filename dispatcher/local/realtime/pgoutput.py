@@ -41,7 +41,7 @@ class Change:
     old_is_full: bool
 
     def new_values(self) -> dict[str, str | None]:
-        """The new row by column. An unchanged TOASTed value is the old row's, or absent if that is unknown."""
+        """The new row by column. An unchanged TOASTed value is the old row's, else absent."""
         return _known(self.relation, self.new, self.old if self.old_is_full else None)
 
     def old_values(self) -> dict[str, str | None]:

@@ -252,6 +252,8 @@ class RealtimeServer:
     def _perform(self, name: str, value: Any) -> None:
         if name == "close":
             self._run(*(socket.close(value) for socket in list(self._sockets)))
+        elif name == "server_disconnect":
+            self._run(*(socket.disconnect() for socket in list(self._sockets)))
         elif name == "down_for":
             self._go_down(value)
         elif name == "unparsable_frame":

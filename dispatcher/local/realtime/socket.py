@@ -91,6 +91,13 @@ class Socket:
         else:
             await self._websocket.close(code=code)
 
+    async def disconnect(self) -> None:
+        """As when the project's settings changed: a system message on every channel, then close 1012."""
+        body = {"message": "Server requested disconnect", "status": "ok", "extension": "system"}
+        for channel in self.channels.values():
+            channel.push("system", dumps(body))
+        self._outgoing.append(_Close(1012))
+
     def cut(self) -> None:
         """Cut the connection."""
         if self._request.transport is not None:

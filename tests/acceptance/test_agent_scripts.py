@@ -31,16 +31,31 @@ ITEM_KEYS = {
 }  # fmt: skip
 
 
-@pytest.fixture(scope="module", params=["migrated_template", "yourhq_template"])
+Home = tuple[Database, Api]
+
+
+@pytest.fixture(scope="module")
 def home(
-    request: pytest.FixtureRequest,
     cluster: PostgresServer,
     project_keys: Keys,
+    migrated_template: str,
     tmp_path_factory: pytest.TempPathFactory,
-) -> Iterator[tuple[Database, Api]]:
-    with cloned(cluster, request.getfixturevalue(request.param)) as database:
-        with running_api(database, project_keys, tmp_path_factory.mktemp("api")) as api:
-            yield database, api
+) -> Iterator[Home]:
+    folder = tmp_path_factory.mktemp("api")
+    with cloned(cluster, migrated_template) as database, running_api(database, project_keys, folder) as api:
+        yield database, api
+
+
+@pytest.fixture(scope="module")
+def yourhq_home(
+    cluster: PostgresServer,
+    project_keys: Keys,
+    yourhq_template: str,
+    tmp_path_factory: pytest.TempPathFactory,
+) -> Iterator[Home]:
+    folder = tmp_path_factory.mktemp("yourhq-api")
+    with cloned(cluster, yourhq_template) as database, running_api(database, project_keys, folder) as api:
+        yield database, api
 
 
 class Agent:
@@ -81,14 +96,13 @@ class Agent:
     def run(
         self, script: str, *arguments: str, cwd: Path | None = None, **environment: str | None
     ) -> subprocess.CompletedProcess[str]:
-        chosen = {
-            name: value for name, value in (self.environment | environment).items() if value is not None
-        }
+        chosen = {name: value for name, value in (self.environment | environment).items() if value is not None}
         command = self.command(script, *arguments)
         if cwd is not None:
             command[1] = str(self.workspace / command[1])
         return subprocess.run(
-            command, cwd=cwd or self.workspace, env=chosen, capture_output=True, encoding="utf-8", timeout=60, check=False
+            command, cwd=cwd or self.workspace, env=chosen, capture_output=True, encoding="utf-8",
+            timeout=60, check=False,
         )  # fmt: skip
 
     def ok(self, script: str, *arguments: str, **environment: str | None) -> dict[str, Any]:
@@ -123,24 +137,34 @@ def not_ours(names: list[str]) -> list[str]:
     return [name for name in names if not name.startswith("hq_") or not name.endswith(".py")]
 
 
-@pytest.fixture
-def agent(home: tuple[Database, Api], tmp_path: Path) -> Iterator[Agent]:
+def agent_in(home: Home, folder: Path) -> Iterator[Agent]:
     database, api = home
     try:
-        yield Agent(database, api, tmp_path)
+        yield Agent(database, api, folder)
     finally:
         api.rest_faults.clear()
 
 
-# --------------------------------------------------------------------------------------------- take and close
+@pytest.fixture
+def agent(home: Home, tmp_path: Path) -> Iterator[Agent]:
+    yield from agent_in(home, tmp_path)
 
 
-def test_an_agent_takes_an_item_and_finishes_it(agent: Agent) -> None:
-    task = agent.seed.task("Write")
-    item_id = agent.item(summary="Größe 長 \u2028", task_id=task, context={"a": [1, "b"]})
-    printed = agent.ok("hq_inbox_process")
+@pytest.fixture(params=["home", "yourhq_home"])
+def either(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Agent]:
+    """An agent on our schema, then one on YourHQ's."""
+    yield from agent_in(request.getfixturevalue(request.param), tmp_path)
+
+
+# ---------------------------------------- take and close
+
+
+def test_an_agent_takes_an_item_and_finishes_it(either: Agent) -> None:
+    task = either.seed.task("Write")
+    item_id = either.item(summary="Größe 長 \u2028", task_id=task, context={"a": [1, "b"]})
+    printed = either.ok("hq_inbox_process")
     assert set(printed) == {"agent", "leased_count", "items", "instructions"}
-    assert (printed["agent"], printed["leased_count"]) == (agent.slug, 1)
+    assert (printed["agent"], printed["leased_count"]) == (either.slug, 1)
     [item] = printed["items"]
     assert set(item) == ITEM_KEYS
     assert (item["inbox_item_id"], item["summary"], item["attempt"]) == (item_id, "Größe 長 \u2028", 1)
@@ -148,14 +172,14 @@ def test_an_agent_takes_an_item_and_finishes_it(agent: Agent) -> None:
     assert item["context"]["a"] == [1, "b"]
     assert "skills/hq/scripts/hq_inbox_done.py" in printed["instructions"]
     assert item["lease_token"] not in printed["instructions"]
-    assert agent.ok("hq_inbox_done", item_id) == {
-        "agent": agent.slug, "inbox_item_id": item_id, "result": "done", "status": "done",
+    assert either.ok("hq_inbox_done", item_id) == {
+        "agent": either.slug, "inbox_item_id": item_id, "result": "done", "status": "done",
         "attempt": 1, "max_attempts": 3, "repeated": False,
     }  # fmt: skip
-    assert agent.row(item_id)["status"] == "done"
-    assert agent.ok("hq_inbox_done", item_id)["repeated"] is True
-    assert agent.ok("hq_inbox_process") == {
-        "agent": agent.slug, "inbox": "empty", "message": "No actionable items in inbox.",
+    assert either.row(item_id)["status"] == "done"
+    assert either.ok("hq_inbox_done", item_id)["repeated"] is True
+    assert either.ok("hq_inbox_process") == {
+        "agent": either.slug, "inbox": "empty", "message": "No actionable items in inbox.",
     }  # fmt: skip
 
 
@@ -170,42 +194,40 @@ def test_a_batch_is_the_oldest_items(agent: Agent) -> None:
         agent.ok("hq_inbox_done", item_id)
 
 
-def test_status_shows_and_leases_nothing(agent: Agent) -> None:
-    item_id = agent.item()
-    agent.item(status="failed", attempt_count=3)
-    printed = agent.ok("hq_inbox_process", "--status")
+def test_status_shows_and_leases_nothing(either: Agent) -> None:
+    item_id = either.item()
+    either.item(status="failed", attempt_count=3)
+    printed = either.ok("hq_inbox_process", "--status")
     assert set(printed) == {"agent", "actionable_count", "by_status", "items"}
     assert (printed["actionable_count"], printed["by_status"]) == (1, {"pending": 1, "failed": 1})
     assert printed["items"][0]["inbox_item_id"] == item_id
-    assert agent.row(item_id)["attempt_count"] == 0
+    assert either.row(item_id)["attempt_count"] == 0
 
 
-def test_a_failed_item_comes_again_until_its_attempts_are_spent(agent: Agent) -> None:
-    item_id = agent.item(max_attempts=2)
-    agent.leased()
-    failed = agent.ok("hq_inbox_fail", item_id, "the", "site is down")
+def test_a_failed_item_comes_again_until_its_attempts_are_spent(either: Agent) -> None:
+    item_id = either.item(max_attempts=2)
+    either.leased()
+    failed = either.ok("hq_inbox_fail", item_id, "the", "site is down")
     assert (failed["result"], failed["status"]) == ("failed", "failed")
-    assert agent.row(item_id)["context"]["last_failure_reason"] == "the site is down"
-    assert agent.ok("hq_inbox_process")["inbox"] == "empty"
-    agent.database.execute(
+    assert either.row(item_id)["context"]["last_failure_reason"] == "the site is down"
+    assert either.ok("hq_inbox_process")["inbox"] == "empty"
+    either.database.execute(
         "update public.agent_inbox_items set failed_at = failed_at - interval '31 s' where id = %s",
         (item_id,),
     )
-    assert agent.leased()["attempt"] == 2
-    assert agent.ok("hq_inbox_fail", item_id)["status"] == "dead_letter"
-    assert agent.ok("hq_inbox_fail", item_id)["repeated"] is True
+    assert either.leased()["attempt"] == 2
+    assert either.ok("hq_inbox_fail", item_id)["status"] == "dead_letter"
+    assert either.ok("hq_inbox_fail", item_id)["repeated"] is True
 
 
-def test_an_escalation_reaches_the_operator(agent: Agent) -> None:
-    task = agent.seed.task(status="in_progress")
-    item_id = agent.item(task_id=task)
-    agent.leased()
-    assert agent.ok("hq_escalate", item_id, "who pays for this?")["result"] == "escalated"
-    assert agent.ok("hq_escalate", item_id, "who pays for this?")["repeated"] is True
-    assert agent.database.value("select status from public.tasks where id = %s", (task,)) == "blocked"
-    notes = agent.database.rows(
-        "select body from public.notifications where actor_agent_id = %s", (agent.id,)
-    )
+def test_an_escalation_reaches_the_operator(either: Agent) -> None:
+    task = either.seed.task(status="in_progress")
+    item_id = either.item(task_id=task)
+    either.leased()
+    assert either.ok("hq_escalate", item_id, "who pays for this?")["result"] == "escalated"
+    assert either.ok("hq_escalate", item_id, "who pays for this?")["repeated"] is True
+    assert either.database.value("select status from public.tasks where id = %s", (task,)) == "blocked"
+    notes = either.database.rows("select body from public.notifications where actor_agent_id = %s", (either.id,))
     assert notes == [{"body": "who pays for this?"}]
 
 
@@ -221,17 +243,15 @@ def test_ff43_a_lost_lease_is_exit_3_and_changes_nothing(agent: Agent, script: s
     assert agent.row(item_id) == before
 
 
-def test_ff43_an_agent_overtaken_by_another_cannot_finish_its_item(agent: Agent, tmp_path: Path) -> None:
-    item_id = agent.item()
-    old = agent.leased()
-    agent.end_lease(item_id)
-    new = agent.leased(HQ_STATE_DIR=str(tmp_path / "elsewhere"))
-    assert agent.answer(3, "hq_inbox_done", item_id)["code"] == "lease_lost"
-    assert (
-        agent.answer(3, "hq_inbox_fail", item_id, "--lease-token", old["lease_token"])["code"] == "lease_lost"
-    )
-    assert agent.row(item_id)["status"] == "leased"
-    assert agent.ok("hq_inbox_done", item_id, "--lease-token", new["lease_token"])["status"] == "done"
+def test_ff43_an_agent_overtaken_by_another_cannot_finish_its_item(either: Agent, tmp_path: Path) -> None:
+    item_id = either.item()
+    old = either.leased()
+    either.end_lease(item_id)
+    new = either.leased(HQ_STATE_DIR=str(tmp_path / "elsewhere"))
+    assert either.answer(3, "hq_inbox_done", item_id)["code"] == "lease_lost"
+    assert either.answer(3, "hq_inbox_fail", item_id, "--lease-token", old["lease_token"])["code"] == "lease_lost"
+    assert either.row(item_id)["status"] == "leased"
+    assert either.ok("hq_inbox_done", item_id, "--lease-token", new["lease_token"])["status"] == "done"
 
 
 def test_an_item_that_was_never_leased_here_is_left_alone(agent: Agent) -> None:
@@ -243,7 +263,7 @@ def test_an_item_that_was_never_leased_here_is_left_alone(agent: Agent) -> None:
     assert refused["code"] == "not_found"
 
 
-# --------------------------------------------------------------------------------------------- settings
+# ---------------------------------------- settings
 
 
 def test_settings_come_from_the_gateways_secrets(agent: Agent) -> None:
@@ -312,9 +332,7 @@ def test_a_new_style_key_works(agent: Agent) -> None:
 
 
 def test_missing_settings_are_all_named_on_stderr(agent: Agent) -> None:
-    done = agent.run(
-        "hq_inbox_process", SUPABASE_URL=None, SUPABASE_SERVICE_ROLE_KEY=None, TENANT_ID="nobody"
-    )
+    done = agent.run("hq_inbox_process", SUPABASE_URL=None, SUPABASE_SERVICE_ROLE_KEY=None, TENANT_ID="nobody")
     assert (done.returncode, done.stdout) == (2, "")
     assert "SUPABASE_URL and SUPABASE_SERVICE_ROLE_KEY" in done.stderr
     assert "TENANT_ID must be a uuid" in done.stderr
@@ -345,7 +363,7 @@ def test_wrong_usage_is_exit_2_on_stderr(agent: Agent, call: tuple[str, ...]) ->
     assert "usage:" in done.stderr
 
 
-# --------------------------------------------------------------------------------------------- what goes wrong
+# ---------------------------------------- what goes wrong
 
 
 def test_an_unknown_agent_is_exit_1_with_its_slug(agent: Agent) -> None:
@@ -365,7 +383,7 @@ def test_a_refused_key_is_said_without_showing_it(agent: Agent) -> None:
 
 def test_a_key_without_rights_takes_nothing(agent: Agent) -> None:
     item_id = agent.item()
-    for key in (agent.api.keys.anon_key, agent.api.keys.token("authenticated")):
+    for key in (agent.api.keys.anon_key, agent.api.keys.publishable_key):
         assert agent.answer(1, "hq_inbox_process", SUPABASE_SERVICE_ROLE_KEY=key)["code"] == "42501"
     assert agent.row(item_id)["status"] == "pending"
 
@@ -389,14 +407,12 @@ def test_trouble_in_passing_is_not_the_agents(agent: Agent, fault: dict[str, obj
 
 def test_trouble_that_stays_is_exit_1_and_names_it(agent: Agent) -> None:
     item_id = agent.item()
-    agent.api.faults(
-        rest={"fail": -1, "status": 404, "body": {"code": "PGRST202", "message": "no such function"}}
-    )
+    agent.api.faults(rest={"fail": -1, "status": 404, "body": {"code": "PGRST202", "message": "no such function"}})
     refused = agent.answer(1, "hq_inbox_process")
     assert refused["code"] == "PGRST202"
     assert "apply the dispatcher's migrations" in refused["error"]
     agent.api.faults(rest={"fail": -1, "status": 502, "body": "<html>bad gateway</html>"})
-    assert agent.answer(1, "hq_inbox_process")["code"] == "http_502"
+    assert agent.answer(1, "hq_inbox_process", "--status")["code"] == "http_502"
     assert agent.row(item_id)["attempt_count"] == 0
 
 
@@ -419,7 +435,7 @@ def test_ff26_hostile_content_passes_whole_and_harmless(agent: Agent) -> None:
     [item] = json.loads(done.stdout)["items"]
     assert item["summary"] == item["context"]["k\n"] == nasty
     assert "\x1b" not in done.stdout
-    assert agent.ok("hq_inbox_fail", item_id, "ok\udcff\ud800 " + "x" * 100_000)["status"] == "failed"
+    assert agent.ok("hq_inbox_fail", item_id, "ok\udcff " + "x" * 100_000)["status"] == "failed"
     reason = agent.row(item_id)["context"]["last_failure_reason"]
     assert reason.startswith("ok\ufffd")
     assert len(reason) == 4000
@@ -436,7 +452,8 @@ def test_a_context_of_any_json_type_is_printed(agent: Agent) -> None:
 def run_in_shell(agent: Agent, redirection: str) -> int:
     command = " ".join(agent.command("hq_inbox_process")) + redirection
     return subprocess.run(
-        ["bash", "-c", command], cwd=agent.workspace, env=agent.environment, capture_output=True, timeout=60, check=False
+        ["bash", "-c", command], cwd=agent.workspace, env=agent.environment, capture_output=True,
+        timeout=60, check=False,
     ).returncode  # fmt: skip
 
 
@@ -480,7 +497,7 @@ def start(agent: Agent) -> subprocess.Popen[bytes]:
     )  # fmt: skip
 
 
-# --------------------------------------------------------------------------------------------- the token file
+# ---------------------------------------- the token file
 
 
 def test_tokens_are_kept_for_the_owner_alone(agent: Agent) -> None:
@@ -528,13 +545,13 @@ def test_commands_at_once_take_different_items_and_lose_no_token(agent: Agent) -
         assert agent.ok("hq_inbox_done", item_id)["repeated"] is False
 
 
-# --------------------------------------------------------------------------------------------- hand work on
+# ---------------------------------------- hand work on
 
 
-def test_an_agent_hands_work_to_another(agent: Agent) -> None:
-    other = f"other-{agent.slug}"
-    other_id, task = agent.seed.agent(other), agent.seed.task()
-    posted = agent.ok(
+def test_an_agent_hands_work_to_another(either: Agent) -> None:
+    other = f"other-{either.slug}"
+    other_id, task = either.seed.agent(other), either.seed.task()
+    posted = either.ok(
         "hq_inbox_post",
         "--to",
         other,
@@ -546,9 +563,9 @@ def test_an_agent_hands_work_to_another(agent: Agent) -> None:
         '{"a": 1}',
     )
     assert set(posted) == {"agent", "to", "inbox_item_id", "chain_depth", "repeated"}
-    row = agent.row(posted["inbox_item_id"])
+    row = either.row(posted["inbox_item_id"])
     assert (row["agent_id"], row["task_id"], row["summary"]) == (other_id, task, "please look")
-    assert agent.leased(AGENT_SLUG=other)["context"]["from_agent"] == agent.slug
+    assert either.leased(AGENT_SLUG=other)["context"]["from_agent"] == either.slug
 
 
 @pytest.mark.parametrize(

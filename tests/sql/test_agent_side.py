@@ -568,9 +568,9 @@ def test_ff27_only_the_service_role_may_call_them(own: Inbox, stranger: Connecti
     with pytest.raises(psycopg.errors.InsufficientPrivilege):
         own.call("lease_inbox_items", on=stranger, p_tenant_id=DEFAULT_TENANT, p_agent_slug="ada")
     rights = own.database.rows(
-        "select proname, prosecdef, proconfig,"
-        " has_function_privilege('anon', oid, 'execute')"
-        " or has_function_privilege('authenticated', oid, 'execute') as open, has_function_privilege('service_role', oid, 'execute') as served,"
+        "select proname, prosecdef, proconfig, has_function_privilege('anon', oid, 'execute')"
+        " or has_function_privilege('authenticated', oid, 'execute') as open,"
+        " has_function_privilege('service_role', oid, 'execute') as served,"
         " obj_description(oid, 'pg_proc') as comment"
         " from pg_proc where pronamespace = 'public'::regnamespace and proname = any (%s)",
         (FUNCTIONS,),

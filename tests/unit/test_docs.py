@@ -32,9 +32,7 @@ def test_every_event_says_what_it_means() -> None:
 
 
 def test_events_are_read_with_their_comments() -> None:
-    source = (
-        '"""Doc."""\nA: Final = "wake.started"  # the process runs\nB: Final = "wake.ended"\nC = "no event"\n'
-    )
+    source = '"""Doc."""\nA: Final = "wake.started"  # the process runs\nB: Final = "wake.ended"\nC = "no event"\n'
     assert list(log_events(source)) == [
         LogEvent("wake.started", "the process runs"),
         LogEvent("wake.ended", ""),
@@ -54,16 +52,11 @@ COMMENT ON TABLE public.items IS 'Work.';
     assert schema.relations == [("items", "Work.")]
     [claim] = schema.functions
     assert claim.comment == "Claims it; the caller's token fences it."
-    assert (
-        claim.signature
-        == "claim(p_id uuid, p_names text[] DEFAULT ARRAY['a'::text, 'b'::text]) returns jsonb"
-    )
+    assert claim.signature == "claim(p_id uuid, p_names text[] DEFAULT ARRAY['a'::text, 'b'::text]) returns jsonb"
 
 
 def test_a_long_signature_is_broken_between_arguments_only() -> None:
-    arguments = ", ".join(
-        f"p_argument_number_{n} text[] DEFAULT ARRAY['a'::text, 'b'::text]" for n in range(3)
-    )
+    arguments = ", ".join(f"p_argument_number_{n} text[] DEFAULT ARRAY['a'::text, 'b'::text]" for n in range(3))
     [claim] = read_schema(f"CREATE FUNCTION public.claim({arguments}) RETURNS jsonb\n").functions
     assert [line.strip()[:18] for line in claim.signature.splitlines()[1:-1]] == ["p_argument_number_"] * 3
 

@@ -108,9 +108,7 @@ def bare_clone(tmp_path: Path) -> Path:
 
 
 def which(tool: str) -> str:
-    found = subprocess.run(
-        ["/bin/sh", "-c", f"command -v {tool}"], capture_output=True, text=True, check=True
-    )
+    found = subprocess.run(["/bin/sh", "-c", f"command -v {tool}"], capture_output=True, text=True, check=True)
     return found.stdout.strip()
 
 
@@ -138,9 +136,7 @@ def is_module(path: Path) -> bool:
 
 def constraints() -> dict[str, str]:
     lines = text_of("requirements/constraints.txt").splitlines()
-    pins = [
-        re.fullmatch(r"([\w.-]+)(==|>=)([\w.]+)(\s+#.*)?", line) for line in lines if not line.startswith("#")
-    ]
+    pins = [re.fullmatch(r"([\w.-]+)(==|>=)([\w.]+)(\s+#.*)?", line) for line in lines if not line.startswith("#")]
     assert all(pins), "a line of the constraints is no pin"
     return {normal(pin[1]): pin[2] for pin in pins if pin}
 
@@ -189,9 +185,7 @@ def test_image_is_built_from_pinned_bases_and_the_tested_packages() -> None:
     images = [rest.partition("=")[2] for word, rest in dockerfile() if word == "ARG" and "_IMAGE=" in rest]
     assert len(images) == 2
     assert all(re.search(r":\d+\.\d+\.\d+-", image) for image in images)
-    assert any(
-        "--constraint requirements/constraints.txt" in rest for word, rest in stage("build") if word == "RUN"
-    )
+    assert any("--constraint requirements/constraints.txt" in rest for word, rest in stage("build") if word == "RUN")
 
 
 @pytest.mark.parametrize("name", ["runtime", "with-openclaw"])

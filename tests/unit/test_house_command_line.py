@@ -123,9 +123,7 @@ def test_check_names_every_fault(environment: pytest.MonkeyPatch, capsys: pytest
         assert name in err
 
 
-def test_check_names_every_fault_as_json(
-    environment: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_check_names_every_fault_as_json(environment: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
     set_all(environment, WAKE_COOLDOWN="-1", LOG_LEVEL="loud")
     assert run_command_line(["check", "--json"]) == 78
     captured = capsys.readouterr()
@@ -144,9 +142,7 @@ def loaded_by_run(*modules: str) -> list[str]:
         f"for name in {modules!r}: __import__(name)\n"
         f"print(json.dumps([name for name in {HEAVY!r} if sys.modules.get(name)]))\n"
     )
-    result = subprocess.run(
-        [sys.executable, "-c", program], capture_output=True, text=True, check=True, timeout=60
-    )
+    result = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True, timeout=60)
     loaded: list[str] = json.loads(result.stdout.splitlines()[-1])
     return loaded
 

@@ -63,17 +63,15 @@ class HqClient:
         connection = self._connection()
         try:
             connection.request("POST", f"{self._target.path}/rest/v1/rpc/{function}", body, self._headers())
-            response = connection.getresponse()
-            answer = read_before(response, deadline)
+            with connection.getresponse() as response:
+                status, answer = response.status, read_before(response, deadline)
         except (OSError, http.client.HTTPException) as error:
-            raise ServiceError(
-                self._masked(f"HQ did not answer: {error!r}"), "unreachable", retryable=True
-            ) from None
+            raise ServiceError(self._masked(f"HQ did not answer: {error!r}"), "unreachable", retryable=True) from None
         finally:
             connection.close()
-        if response.status in (200, 201, 204):
+        if status in (200, 201, 204):
             return parsed(answer)
-        raise self._refusal(function, response.status, answer)
+        raise self._refusal(function, status, answer)
 
     def _connection(self) -> http.client.HTTPConnection:
         host, timeout = self._target.hostname or "", self._settings.call_timeout
@@ -97,9 +95,7 @@ class HqClient:
             message = f"the database does not know {function}: apply the dispatcher's migrations ({message})"
         if status in (401, 403):
             message = f"the key was refused: {message}"
-        return ServiceError(
-            self._masked(f"{message} (HTTP {status})"), code or f"http_{status}", retryable=retryable
-        )
+        return ServiceError(self._masked(f"{message} (HTTP {status})"), code or f"http_{status}", retryable=retryable)
 
     def _masked(self, text: str) -> str:
         return text.replace(self._settings.key, "***")[:1000]
@@ -124,9 +120,7 @@ def parsed(answer: bytes) -> Any:
     try:
         return json.loads(answer) if answer.strip() else None
     except ValueError:
-        raise ServiceError(
-            "HQ answered with something that is not JSON: is SUPABASE_URL right?", "not_json"
-        ) from None
+        raise ServiceError("HQ answered with something that is not JSON: is SUPABASE_URL right?", "not_json") from None
 
 
 def refusal_words(answer: bytes) -> tuple[str, str]:

@@ -29,9 +29,7 @@ def closing_arguments(description: str) -> argparse.ArgumentParser:
     """A parser with what every closing command takes."""
     parser = argparse.ArgumentParser(description=description)
     parser.add_argument("inbox_item_id", type=hq_command.item_id, help="inbox_item_id of the leased item")
-    parser.add_argument(
-        "--lease-token", type=hq_command.item_id, help="its lease_token, when it is not known here"
-    )
+    parser.add_argument("--lease-token", type=hq_command.item_id, help="its lease_token, when it is not known here")
     return parser
 
 
@@ -39,9 +37,7 @@ def close(
     settings: Settings, arguments: argparse.Namespace, function: str, result: str, extra: Mapping[str, str]
 ) -> int:
     """Close the item under its token and print how that went."""
-    token = arguments.lease_token or LeaseBook(settings.state_folders, settings.agent).token(
-        arguments.inbox_item_id
-    )
+    token = arguments.lease_token or LeaseBook(settings.state_folders, settings.agent).token(arguments.inbox_item_id)
     if token is None:
         return refuse(settings, arguments.inbox_item_id, "no_lease", NO_LEASE)
     params = {"p_item_id": arguments.inbox_item_id, "p_lease_token": token, **extra}

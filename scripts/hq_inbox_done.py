@@ -16,9 +16,7 @@ from hq_closing import close, closing_arguments
 def main() -> None:
     """Close one item as done."""
     arguments = closing_arguments("Mark an inbox item you have leased as done.").parse_args()
-    hq_command.run(
-        lambda settings: close(settings, arguments, "close_inbox_item", "done", {"p_outcome": "done"})
-    )
+    hq_command.run(lambda settings: close(settings, arguments, "close_inbox_item", "done", {"p_outcome": "done"}))
 
 
 if __name__ == "__main__":

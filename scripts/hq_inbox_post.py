@@ -37,16 +37,10 @@ def read_arguments() -> argparse.Namespace:
     parser = argparse.ArgumentParser(description="Hand work to another agent: put an item into its inbox.")
     parser.add_argument("--to", required=True, metavar="SLUG", help="the agent that is to do it")
     parser.add_argument("--summary", required=True, help="what is to be done, in one line")
-    parser.add_argument(
-        "--event-type", default="task_assignment", help="kind of item (default task_assignment)"
-    )
+    parser.add_argument("--event-type", default="task_assignment", help="kind of item (default task_assignment)")
     parser.add_argument("--task-id", type=hq_command.item_id, help="the task it is about")
-    parser.add_argument(
-        "--context", type=json_object, default={}, metavar="JSON", help="more facts, a JSON object"
-    )
-    parser.add_argument(
-        "--request-key", help="name of this request: the same name is the same item, in any wake"
-    )
+    parser.add_argument("--context", type=json_object, default={}, metavar="JSON", help="more facts, a JSON object")
+    parser.add_argument("--request-key", help="name of this request: the same name is the same item, in any wake")
     parser.add_argument("--self-handoff", action="store_true", help="allow a post to yourself")
     return parser.parse_args()
 

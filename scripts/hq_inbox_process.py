@@ -57,9 +57,7 @@ def show_or_lease(settings: Settings, arguments: argparse.Namespace) -> int:
 
 def overview(client: HqClient, settings: Settings) -> Document:
     """What waits, without leasing."""
-    answer = client.call(
-        "inbox_overview", {"p_tenant_id": settings.tenant_id, "p_agent_slug": settings.agent}
-    )
+    answer = client.call("inbox_overview", {"p_tenant_id": settings.tenant_id, "p_agent_slug": settings.agent})
     require_known(answer, settings)
     return {
         "agent": settings.agent,
@@ -87,9 +85,7 @@ def lease(client: HqClient, settings: Settings, arguments: argparse.Namespace) -
 def require_known(answer: Document, settings: Settings) -> None:
     """Turn the answer for an unknown agent into a fault."""
     if answer.get("code") == "unknown_agent":
-        raise ServiceError(
-            f"no agent with the slug {settings.agent!r} in tenant {settings.tenant_id}", "unknown_agent"
-        )
+        raise ServiceError(f"no agent with the slug {settings.agent!r} in tenant {settings.tenant_id}", "unknown_agent")
 
 
 def noted(settings: Settings, items: list[Document]) -> bool:
@@ -142,9 +138,7 @@ def release(client: HqClient, items: list[Document]) -> None:
         try:
             client.call("close_inbox_item", params)
         except ServiceError as fault:
-            hq_command.complain(
-                f"item {item['inbox_item_id']} could not be given back: {fault}", hq_command.FAILED
-            )
+            hq_command.complain(f"item {item['inbox_item_id']} could not be given back: {fault}", hq_command.FAILED)
 
 
 if __name__ == "__main__":

@@ -162,7 +162,7 @@ def unquote(raw: str) -> str:
 
 
 def state_folders(environ: Mapping[str, str], homes: list[Path], workspace: Path) -> tuple[Path, ...]:
-    """Where lease tokens may be kept, best first: HQ_STATE_DIR alone, else OpenClaw's state or the workspace."""
+    """Where lease tokens may be kept, best first: HQ_STATE_DIR alone, else OpenClaw's state, workspace."""
     named = environ.get("HQ_STATE_DIR", "").strip()
     if named:
         return (Path(named).expanduser(),)

@@ -21,7 +21,7 @@ import tenacity
 from postgrest import SyncPostgrestClient
 
 from dispatcher import events
-from dispatcher.errors import BadKey, RestError, ServiceUnavailable
+from dispatcher.errors import BadKey, DispatcherError, RestError, ServiceUnavailable
 from dispatcher.logs import get_logger
 from dispatcher.supabase import rest_errors, rest_payload
 from dispatcher.supabase.rest_errors import Failure, Repeat
@@ -285,7 +285,7 @@ class RestClient:
 
     def _tell_of_repeat(self, what: str, state: tenacity.RetryCallState) -> None:
         failure = _failure(state)
-        cause = getattr(failure.error, "code", None) or type(failure.error).__name__
+        cause = _name_of(failure.error)
         warn = self._is_news(what, cause)
         tell = log.warning if warn else log.debug
         text = f"{what} is repeated: {failure.error}"
@@ -333,6 +333,12 @@ def _failure(state: tenacity.RetryCallState) -> Failure:
     error = state.outcome.exception() if state.outcome else None
     assert isinstance(error, _AttemptFailed)
     return error.failure
+
+
+def _name_of(error: DispatcherError) -> str:
+    if isinstance(error, RestError):
+        return error.code or f"HTTP {error.status}"
+    return "unreachable"
 
 
 def _outcome(failure: Failure) -> str:

@@ -46,6 +46,7 @@ WAKE_ADOPTION_FAILED: Final = (
 )
 WAKE_OVERRIDE_IGNORED: Final = "wake.override_ignored"  # a model or thinking override is no non-empty string
 WAKE_OUTPUT_LOST: Final = "wake.output_lost"  # the agent's output could not be kept in AGENT_OUTPUT_DIR
+WAKE_START_UNREPORTED: Final = "wake.start_unreported"
 WAKE_END_UNREPORTED: Final = "wake.end_unreported"  # the end could not be told to the database; tried again
 
 SWEEP_FINISHED: Final = "sweep.finished"  # one reconciliation, with its numbers and duration

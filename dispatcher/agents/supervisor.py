@@ -174,8 +174,12 @@ class Supervisor:
         env: Mapping[str, str],
         *,
         timeout_seconds: float | None = None,
+        on_started: Callable[[WakeProcess], object] | None = None,
     ) -> WakeProcess:
         """Starts one process and watches it.
+
+        `on_started` is called before the process is waited for: however short it is, what `on_started` says of it
+        comes before what `on_end` says. What it raises is logged.
 
         Raises:
             SpawnError: it cannot be started; nothing is left of the attempt.
@@ -191,7 +195,7 @@ class Supervisor:
                     output.path.unlink(missing_ok=True)
                 raise
             seconds = self._timeout_seconds if timeout_seconds is None else timeout_seconds
-            return self._watch(WakeProcess(wake_id, agent, process, seconds, output=output))
+            return self._watch(WakeProcess(wake_id, agent, process, seconds, output=output), on_started)
 
     def adopt(
         self,
@@ -247,12 +251,13 @@ class Supervisor:
             )
             return None
 
-    def _watch(self, wake: WakeProcess) -> WakeProcess:
+    def _watch(self, wake: WakeProcess, on_started: Callable[[WakeProcess], object] | None = None) -> WakeProcess:
         wake.thread = threading.Thread(
             target=self._see_through, args=(wake,), name=f"wake-{wake.agent}"[:40], daemon=True
         )
         with self._lock:
             self._live[wake.wake_id] = wake
+        _announce(wake, on_started)
         try:
             wake.thread.start()
         except RuntimeError as error:  # no more threads: a process nobody waits for must not stay
@@ -411,3 +416,12 @@ class Supervisor:
         if overdue > OVERDUE_MARGIN:
             log.error(events.PROCESS_NUDGED, msg=f"{wake.agent} is overdue", wake_id=wake.wake_id)
             wake.nudge()
+
+
+def _announce(wake: WakeProcess, on_started: Callable[[WakeProcess], object] | None) -> None:
+    if on_started is None:
+        return
+    try:
+        on_started(wake)
+    except Exception:
+        log.exception(events.WAKE_START_UNREPORTED, msg=f"The start of {wake.agent} was lost", wake_id=wake.wake_id)

@@ -37,7 +37,7 @@ def _configure_logging(settings: Settings) -> None:
         settings.log_level,
         gateway_id=settings.gateway_id,
         tenant_id=str(settings.tenant_id),
-        secrets=[settings.supabase_service_role_key.get_secret_value()],
+        secrets=settings.secret_values(),
     )
 
 

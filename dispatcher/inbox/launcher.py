@@ -23,7 +23,15 @@ log = get_logger(__name__)
 class Starts(Protocol):
     """The part of `Supervisor` that a launch needs."""
 
-    def start(self, wake_id: str, agent: str, argv: Sequence[str], env: Mapping[str, str]) -> WakeProcess: ...
+    def start(
+        self,
+        wake_id: str,
+        agent: str,
+        argv: Sequence[str],
+        env: Mapping[str, str],
+        *,
+        on_started: Callable[[WakeProcess], object],
+    ) -> WakeProcess: ...
 
     def stop(self, wake_id: str, cause: str) -> bool: ...
 
@@ -65,15 +73,17 @@ class Launcher:
             self._report(Ended(grant.wake_id, grant.claim_token, "interrupted", error="the daemon is stopping"))
             return
         try:
-            child = self._spawn(grant)
+            self._spawn(grant)
         except Exception as error:  # noqa: BLE001 - whatever is wrong with one agent's spawn concerns that agent alone
             self._refuse(grant, error)
-            return
+
+    def _note_start(self, grant: Grant, child: WakeProcess) -> None:
+        """Comes before `on_end` even for a process that ends at once, so the database hears of the start first."""
         self._book.note_pid(grant.wake_id, child.pid)
         self._report(Started(grant.wake_id, grant.claim_token, self._host_id, child.pid, child.started_at))
         self._tell(grant, child)
 
-    def _spawn(self, grant: Grant) -> WakeProcess:
+    def _spawn(self, grant: Grant) -> None:
         argv = build_argv(
             self._executable,
             self._resolve_agent(grant.workspace_slug, grant.agent_slug),
@@ -82,7 +92,13 @@ class Launcher:
             thinking=_override(grant, "thinking_override"),
         )
         wake_id = str(grant.wake_id)
-        return self._supervisor.start(wake_id, grant.agent_slug, argv, self._child_environment(wake_id))
+        self._supervisor.start(
+            wake_id,
+            grant.agent_slug,
+            argv,
+            self._child_environment(wake_id),
+            on_started=lambda child: self._note_start(grant, child),
+        )
 
     def _refuse(self, grant: Grant, error: Exception) -> None:
         log.error(

@@ -119,6 +119,23 @@ def test_an_end_is_noticed_at_once_and_not_by_polling(watch: Watch, tmp_path: Pa
     assert min(delays) < 0.25
 
 
+def test_the_start_of_the_shortest_process_is_reported_before_its_end() -> None:
+    told: queue.SimpleQueue[str] = queue.SimpleQueue()
+    supervisor = Supervisor(lambda _wake, _ending: told.put("ended"), 60)
+
+    def on_started(wake: WakeProcess) -> None:
+        wait_until(wake.process.has_ended)
+        told.put("started")
+        raise RuntimeError("the database is away")
+
+    wake_id = new_id()
+    with capture_logs() as logs:
+        supervisor.start(wake_id, "ada", ["/bin/true"], environment(wake_id), on_started=on_started)
+        assert [told.get(timeout=DEADLINE), told.get(timeout=DEADLINE)] == ["started", "ended"]
+    assert [entry["event"] for entry in logs] == ["wake.start_unreported"]
+    assert supervisor.stop_all(DEADLINE)
+
+
 def test_the_slot_is_free_when_the_end_is_reported(tmp_path: Path) -> None:
     seen: queue.SimpleQueue[int] = queue.SimpleQueue()
     supervisor = Supervisor(lambda _wake, _ending: seen.put(len(supervisor)), 60)

@@ -13,7 +13,7 @@ import dispatcher
 from dispatcher import events
 from dispatcher.agents import proctable
 from dispatcher.agents.command import child_environment, state_environment
-from dispatcher.agents.openclaw import find_executable
+from dispatcher.agents.openclaw import find_executable, warn_of_affected_version
 from dispatcher.agents.process import prepare_parent
 from dispatcher.agents.proctable import ProcessIdentity
 from dispatcher.agents.registry import AgentRegistry, config_candidates
@@ -62,6 +62,7 @@ class Daemon:
         self._settings = settings
         self._environ = environ
         self._executable = find_executable(settings.openclaw_bin, environ.get("PATH"))
+        warn_of_affected_version(self._executable)
         self._instance_id = uuid4()
         self._host = Host(proctable.host_id(), socket.gethostname())
         self._health = Health()

@@ -28,7 +28,6 @@ from dispatcher.errors import ConfigurationPending, SettingsError
 
 DEFAULT_OPENCLAW_HOME: Final = "~/.openclaw"
 GATEWAY_ENV_PLACES: Final = ("secrets/gateway.env", ".openclaw/secrets/gateway.env")
-WAITABLE: Final = ("supabase_url", "supabase_service_role_key", "gateway_id")
 MAX_SHOWN_VALUE: Final = 80
 
 _DECIMAL = re.compile(r"[+-]?\d+(\.\d+)?\Z", re.ASCII)
@@ -220,17 +219,13 @@ class Settings(BaseSettings):
     openclaw_state_dir: AbsolutePath | None = _setting(
         None, allowed="a path", meaning="OpenClaw's state directory where it is not under OPENCLAW_HOME"
     )
-    openclaw_config_path: AbsolutePath | None = _setting(
-        None, allowed="a path", meaning="exact path of openclaw.json"
-    )
+    openclaw_config_path: AbsolutePath | None = _setting(None, allowed="a path", meaning="exact path of openclaw.json")
     agent_output_dir: AbsolutePath | None = _setting(
         None, allowed="a path", meaning="keep each wake's output there, bounded; unset: discarded"
     )
     agent_env_passthrough: Annotated[
         tuple[str, ...], BeforeValidator(_comma_list), AfterValidator(_environment_names)
-    ] = _setting(
-        (), allowed="names, comma separated", meaning="variables handed to agents beyond the allow-list"
-    )
+    ] = _setting((), allowed="names, comma separated", meaning="variables handed to agents beyond the allow-list")
 
     # -- inbox
     reconcile_interval: Seconds = _seconds(120, 0.5, 86_400, "time between sweeps, jittered")
@@ -244,9 +239,7 @@ class Settings(BaseSettings):
     max_consecutive_failures: Whole = _whole(5, 1, 1_000, "failures in a row after which an agent is stalled")
     max_concurrent_wakes: Whole = _whole(2, 1, 1_000, "live wakes on this gateway")
     agent_process_timeout: Whole = _whole(300, 1, 86_400, "time a woken agent may run", unit="s")
-    stale_item_age_hours: Whole = _whole(
-        24, 0, 87_600, "age at which pending items expire; 0: never", unit="h"
-    )
+    stale_item_age_hours: Whole = _whole(24, 0, 87_600, "age at which pending items expire; 0: never", unit="h")
     item_retry_delay: Whole = _whole(
         30, 0, 86_400, "delay before a failed item is tried again; grows per attempt", unit="s"
     )
@@ -259,8 +252,8 @@ class Settings(BaseSettings):
     instance_timeout: Whole = _whole(45, 2, 3_600, "silence after which an instance counts as gone", unit="s")
     shutdown_grace: Seconds = _seconds(20, 0, 3_600, "time live wakes get to end by themselves at a stop")
     rest_timeout: Seconds = _seconds(10, 0.5, 300, "longest wait for one answer of the database API")
-    realtime_mode: Annotated[Literal["auto", "broadcast", "postgres_changes"], BeforeValidator(_lower)] = (
-        _setting("auto", allowed="auto, broadcast or postgres_changes", meaning="how new items are heard of")
+    realtime_mode: Annotated[Literal["auto", "broadcast", "postgres_changes"], BeforeValidator(_lower)] = _setting(
+        "auto", allowed="auto, broadcast or postgres_changes", meaning="how new items are heard of"
     )
     realtime_proxy: Annotated[str, AfterValidator(_proxy_url)] | None = _setting(
         None,
@@ -290,13 +283,9 @@ class Settings(BaseSettings):
     # -- workflows
     workflow_poll_interval: Seconds = _seconds(30, 0.5, 3_600, "time between dispatch passes")
     workflow_batch_size: Whole = _whole(10, 1, 1_000, "runs dispatched per pass")
-    stale_dispatch_seconds: Whole = _whole(
-        300, 1, 86_400, "time a dispatched run may stay unclaimed", unit="s"
-    )
+    stale_dispatch_seconds: Whole = _whole(300, 1, 86_400, "time a dispatched run may stay unclaimed", unit="s")
     max_dispatch_retries: Whole = _whole(3, 0, 100, "further dispatches of an unclaimed run before it fails")
-    stale_claim_seconds: Whole = _whole(
-        600, 1, 86_400, "silence after which a claimed run is released", unit="s"
-    )
+    stale_claim_seconds: Whole = _whole(600, 1, 86_400, "silence after which a claimed run is released", unit="s")
     workflow_cost_estimate_usd: Seconds | None = _setting(
         None,
         unit="USD",

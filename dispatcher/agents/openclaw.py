@@ -10,7 +10,11 @@ import subprocess
 from pathlib import Path
 from typing import Final
 
+from dispatcher import events
 from dispatcher.errors import OpenclawMissing
+from dispatcher.logs import get_logger
+
+log = get_logger(__name__)
 
 Version = tuple[int, int, int, int]
 
@@ -60,6 +64,20 @@ def installed_version(executable: str) -> Version | None:
         if isinstance(package, dict) and package.get("name") == "openclaw":
             return parse_version(str(package.get("version", "")))
     return None
+
+
+def warn_of_affected_version(executable: str) -> bool:
+    """Logs one warning when the installed release may run a prompt twice; whether it did."""
+    installed = installed_version(executable)
+    if installed is None or not runs_prompts_twice(installed):
+        return False
+    log.warning(
+        events.OPENCLAW_AFFECTED,
+        msg="This OpenClaw runs an accepted prompt a second time after 630 s without an answer: update it",
+        openclaw_version="{}.{}.{}-{}".format(*installed),
+        executable=executable,
+    )
+    return True
 
 
 def version(executable: str, timeout: float = 10.0) -> Version | None:

@@ -4,8 +4,15 @@ import json
 from pathlib import Path
 
 import pytest
+from structlog.testing import capture_logs
 
-from dispatcher.agents.openclaw import find_executable, installed_version, parse_version, runs_prompts_twice
+from dispatcher.agents.openclaw import (
+    find_executable,
+    installed_version,
+    parse_version,
+    runs_prompts_twice,
+    warn_of_affected_version,
+)
 from dispatcher.errors import OpenclawMissing
 
 
@@ -74,6 +81,11 @@ def test_the_installed_version_is_read_without_running_anything(tmp_path: Path) 
     link.parent.mkdir()
     link.symlink_to(real)
     assert installed_version(str(link)) == (2026, 7, 1, 2)
+    with capture_logs() as logs:
+        assert warn_of_affected_version(str(link))
+    assert [(entry["event"], entry["openclaw_version"]) for entry in logs] == [
+        ("openclaw.affected_version", "2026.7.1-2")
+    ]
 
 
 @pytest.mark.parametrize("content", [None, "{", "[]", '{"name": "other", "version": "2026.7.1"}'])
@@ -82,3 +94,6 @@ def test_no_package_no_version(tmp_path: Path, content: str | None) -> None:
     if content is not None:
         (tmp_path / "package.json").write_text(content)
     assert installed_version(str(real)) is None
+    with capture_logs() as logs:
+        assert not warn_of_affected_version(str(real))
+    assert logs == []

@@ -1,14 +1,14 @@
 """What every test may ask for.
 
 cluster          session: a PostgreSQL without fsync
-database         a clone of a migrated database, ~30 ms; `database.url`, `.connect(role, claims)`, `.rows/.row/.value(sql)`
+database         a clone of a migrated database: `.url`, `.connect(role, claims)`, `.rows/.row/.value(sql)`
 yourhq_database  the same on top of a YourHQ v0.2.3 schema
 empty_database   a Supabase project before its first migration
 seed             rows: `seed.agent("ada")`, `seed.item("ada", status="failed")`
-api              PostgREST, Realtime and gateway on `database`, < 0.5 s: `api.url`, `api.keys.service_role_key`,
-                 `api.faults(realtime={...}, rest={...})`, `api.rest.stop()`; Realtime's waits are short (`Timings.quick`)
+api              PostgREST, Realtime and gateway on `database`: `api.url`, `api.keys.service_role_key`,
+                 `api.faults(realtime={...}, rest={...})`, `api.rest.stop()`; Realtime by `Timings.quick`
 project_keys     session: the keys behind `api`
-stub_agent       an executable for OPENCLAW_BIN: `stub_agent.path`, `.order(mode="hang")`, `.calls()`, `.events("item")`
+stub_agent       an executable for OPENCLAW_BIN: `.path`, `.order(mode="hang")`, `.calls()`, `.events("item")`
 connect          `database.connect`: another connection, in a role
 wait_until       `wait_until(lambda: ..., deadline=5)`
 """

@@ -33,9 +33,7 @@ def up(
     directory: Annotated[Path, typer.Option("--dir", help="Where everything is kept.")] = DEFAULT_DIRECTORY,
     as_json: Annotated[bool, typer.Option("--json", help="Print one line of JSON when ready.")] = False,
     port: Annotated[int, typer.Option(help="Port on 127.0.0.1; 0 chooses.", min=0, max=65535)] = 0,
-    no_seed: Annotated[
-        bool, typer.Option("--no-seed", help="Leave out the first tenant and agents.")
-    ] = False,
+    no_seed: Annotated[bool, typer.Option("--no-seed", help="Leave out the first tenant and agents.")] = False,
 ) -> None:
     """Run PostgreSQL, PostgREST and Realtime behind one URL until SIGINT or SIGTERM."""
     stopped = threading.Event()
@@ -74,8 +72,7 @@ def seed_first_rows(db_url: str) -> None:
 
     with psycopg.connect(db_url) as connection:
         connection.execute(
-            "insert into public.tenants (id, name, slug) values (%s, 'Default', 'default')"
-            " on conflict do nothing",
+            "insert into public.tenants (id, name, slug) values (%s, 'Default', 'default') on conflict do nothing",
             (DEFAULT_TENANT,),
         )
         connection.execute(
@@ -84,8 +81,7 @@ def seed_first_rows(db_url: str) -> None:
             (DEFAULT_TENANT, WORKSPACE, DEFAULT_TENANT),
         )
         connection.execute(
-            "insert into public.gateways (tenant_id, slug, label) values (%s, %s, 'Local')"
-            " on conflict do nothing",
+            "insert into public.gateways (tenant_id, slug, label) values (%s, %s, 'Local') on conflict do nothing",
             (DEFAULT_TENANT, GATEWAY),
         )
         for slug in AGENTS:
@@ -105,13 +101,15 @@ def _announce(stack: "Stack", as_json: bool) -> None:
 
 
 def _show_table(info: "StackInfo", directory: Path) -> None:
+    from rich import box
     from rich.console import Console
     from rich.table import Table
+    from rich.text import Text
 
-    table = Table("", "embedded Supabase", title=None, show_edge=False)
-    for name, value in asdict(info).items():
-        table.add_row(name, value, end_section=name == "db_url")
-    table.add_row("directory", str(directory))
-    console = Console(soft_wrap=True)
-    console.print(table)
-    console.print("Ready. Ctrl-C stops it; the data stays in the directory.")
+    rows = {**asdict(info), "directory": str(directory)}
+    table = Table(title="Embedded Supabase", title_justify="left", show_header=False, box=box.SIMPLE)
+    for name, value in rows.items():
+        table.add_row(name, Text(value))
+    # Wider than the terminal rather than folded: a key must be copied in one piece.
+    Console(width=max(map(len, rows.values())) + 30).print(table)
+    typer.echo("Ready. Ctrl-C stops it; the data stays in the directory.")

@@ -1,7 +1,7 @@
-"""Where an unprivileged PostgreSQL may live: accounts, reachable directories, and a readable copy of its programs.
+"""Where an unprivileged PostgreSQL may live: account, reachable directory, a readable copy of its programs.
 
-PostgreSQL refuses to run as root. Run by root, it is therefore given to `nobody`, who can reach neither a 0700 home nor a
-virtual environment in it; both then get a place outside, once.
+PostgreSQL refuses to run as root. Run by root, it is therefore given to `nobody`, who can reach neither a
+0700 home nor a virtual environment in it; both then get a place outside, once.
 """
 
 import importlib.metadata
@@ -52,6 +52,8 @@ def data_directory(link: Path, account: Account | None) -> Path:
         return link.resolve()
     if not link.exists():
         _make_for(link, account)
+    elif not can_reach(link, account):
+        _move_outside(link, account)
     data = link.resolve()
     os.chown(data, account.uid, account.gid)
     return data
@@ -59,17 +61,32 @@ def data_directory(link: Path, account: Account | None) -> Path:
 
 def _make_for(link: Path, account: Account) -> None:
     link.parent.mkdir(mode=0o755, parents=True, exist_ok=True)
+    link.unlink(missing_ok=True)
     if can_reach(link, account):
-        link.unlink(missing_ok=True)
         link.mkdir(mode=0o700)
         return
     _remove_orphans()
+    outside = _outside_for(link)
+    (outside / "data").mkdir(mode=0o700)
+    link.symlink_to(outside / "data")
+
+
+def _move_outside(link: Path, account: Account) -> None:
+    """A parent has become private since the data was made."""
+    outside = _outside_for(link)
+    shutil.move(link.resolve(), outside / "data")
+    for path in (outside / "data").rglob("*"):  # a move between file systems is a copy, owned by us
+        os.chown(path, account.uid, account.gid, follow_symlinks=False)
+    link.unlink(missing_ok=True)
+    link.symlink_to(outside / "data")
+
+
+def _outside_for(link: Path) -> Path:
+    """A new directory that everybody may enter, with a note of whose it is."""
     outside = Path(tempfile.mkdtemp(prefix=_PREFIX, dir=_OUTSIDE))
     outside.chmod(0o711)
     (outside / "owner").write_text(f"{link}\n")
-    (outside / "data").mkdir(mode=0o700)
-    link.unlink(missing_ok=True)
-    link.symlink_to(outside / "data")
+    return outside
 
 
 def _remove_orphans() -> None:

@@ -1,4 +1,4 @@
-"""PostgREST, Realtime and the gateway on one database: everything of an embedded Supabase but the database."""
+"""PostgREST, Realtime and the gateway on one database: an embedded Supabase without its database."""
 
 import asyncio
 import threading

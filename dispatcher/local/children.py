@@ -66,7 +66,7 @@ def _spawn(
         str(uid),
         str(gid),
     ]
-    with log.open("ab") as output:
+    with os.fdopen(os.open(log, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o600), "ab") as output:
         return subprocess.Popen(
             [*guard, *argv],
             env=dict(environment),

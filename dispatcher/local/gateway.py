@@ -1,4 +1,4 @@
-"""One URL laid out like a Supabase project's: /rest/v1, /realtime/v1, /functions/v1, and fault switches for tests."""
+"""One URL laid out like a Supabase project's: /rest/v1, /realtime/v1, /functions/v1; and fault switches."""
 
 import asyncio
 import hmac
@@ -57,8 +57,8 @@ class KeyRing:
     def authorization_for(self, api_key: str | None, authorization: str | None) -> str | None:
         """The Authorization header to pass on; None means refuse.
 
-        A key alone speaks for itself, a bearer token of the caller's own goes on as it is, and a new-style key
-        in its place is swapped. Raises nothing: an unknown bearer is for PostgREST to judge.
+        A key alone speaks for itself, a bearer token of the caller's own goes on as it is (PostgREST judges
+        it), and a new-style key in its place is swapped.
         """
         if api_key is None:
             return self._swapped(authorization)
@@ -102,7 +102,7 @@ class Gateway:
         self._session: aiohttp.ClientSession | None = None
 
     async def start(self, port: int) -> int:
-        """Listen on 127.0.0.1; returns the port, which the system chose for 0. Raises OSError when it is taken."""
+        """Listen on 127.0.0.1; the port, which the system chose for 0. Raises OSError when it is taken."""
         self._session = aiohttp.ClientSession(
             connector=aiohttp.TCPConnector(limit=0, keepalive_timeout=60),
             timeout=aiohttp.ClientTimeout(total=None, sock_connect=5),
@@ -189,7 +189,7 @@ class Gateway:
         return await self._realtime.handle(request)
 
     async def _set_faults(self, request: web.Request) -> web.Response:
-        """JSON like {"realtime": {"silence": true}, "rest": {"down_for": 5}}; answers all switches as they stand."""
+        """JSON like {"realtime": {"silence": true}, "rest": {"down_for": 5}}; answers how all stand."""
         if request.content_type != "application/json" or request.remote != "127.0.0.1":
             return web.json_response({"message": "JSON from this machine only"}, status=HTTPStatus.FORBIDDEN)
         try:

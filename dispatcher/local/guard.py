@@ -1,7 +1,7 @@
-"""Becomes another program that dies with its parent: run as a script, `guard.py PARENT SIGNAL UID GID PROGRAM ARGS...`.
+"""Becomes a program that dies with its parent. A script: `guard.py PARENT SIGNAL UID GID PROGRAM ARGS...`.
 
-Standard library only and quick to start. The parent may be killed in the moment before the request to the kernel;
-comparing the parent's id afterwards closes that gap.
+Standard library only and quick to start. The parent may be killed in the moment before the request to the
+kernel; comparing the parent's id afterwards closes that gap.
 """
 
 import os

@@ -14,7 +14,7 @@ _TEN_YEARS = 10 * 365 * 24 * 3600
 
 @dataclass(frozen=True)
 class Keys:
-    """What the parts share. `publishable_key` and `secret_key` are the new style, known to the gateway only."""
+    """What the parts share. Only the gateway knows the new-style `publishable_key` and `secret_key`."""
 
     jwt_secret: str
     database_password: str
@@ -44,7 +44,7 @@ class Keys:
         return self._api_key("service_role")
 
     def token(self, role: str, *, seconds: int = 3600, **claims: object) -> str:
-        """A JWT of any role and claims that ends `seconds` from now; a negative number makes an expired one."""
+        """A JWT of any role and claims that ends `seconds` from now; a negative number: has ended."""
         now = int(time.time())
         return self._encode({"role": role, "iat": now, "exp": now + seconds, **claims})
 

@@ -26,7 +26,7 @@ _START_DEADLINE = 60.0
 _STOP_PATIENCE = 10.0
 _POLL = 0.005
 _ADDRESS_TAKEN = "could not create any TCP/IP sockets"
-# The log keeps time to the second and a loaded machine may start us late; the command line identifies the process too.
+# The file keeps whole seconds and a loaded machine may start us late; the command line is compared too.
 _PID_FILE_TOLERANCE = 30.0
 
 _SETTINGS = {
@@ -58,7 +58,7 @@ _CARELESS_SETTINGS = {
 
 @dataclass(frozen=True)
 class PidFile:
-    """What a postmaster writes about itself: process id, data directory, start (seconds since 1970), status word."""
+    """What a postmaster writes about itself; `started_at` in seconds since 1970, `status` one word."""
 
     pid: int
     data: str
@@ -136,7 +136,7 @@ class PostgresServer:
         self._start_on_a_free_port(self._data)
 
     def stop(self, mode: StopMode = "fast") -> None:
-        """Stop the server: `smart` waits for clients, `fast` disconnects them, `immediate` is a crash with recovery."""
+        """Stop the server: `smart` waits for clients, `fast` disconnects them, `immediate` is a crash."""
         if self.process is None:
             return
         try:
@@ -172,9 +172,9 @@ class PostgresServer:
             *("-D", str(data), "-U", "postgres", "-A", "scram-sha-256", f"--pwfile={password_file}"),
             *("-E", "UTF8", "--locale=C", "--locale-provider=builtin", "--builtin-locale=C.UTF-8"),
             *("-c", "scram_iterations=1", "--no-instructions"),
+            # A machine that crashes in the first seconds of a new database loses an empty one.
+            "--no-sync",
         ]
-        if not self._durable:
-            argv.append("--no-sync")
         ran = subprocess.run(
             argv,
             env=_environment(),
@@ -272,7 +272,7 @@ def _status_of(data: Path, pid: int) -> str:
 
 
 def _is_server_of(entry: PidFile, data: Path) -> bool:
-    """Whether the process a pid file names is the server of this directory, and not a later one of that id."""
+    """Whether the process a pid file names is this directory's server, and not a later one of that id."""
     try:
         process = psutil.Process(abs(entry.pid))
         punctual = abs(process.create_time() - entry.started_at) <= _PID_FILE_TOLERANCE

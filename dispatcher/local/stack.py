@@ -87,6 +87,11 @@ class Stack:
         self.stop()
 
     @property
+    def started(self) -> bool:
+        """Whether everything was started and not yet stopped."""
+        return self._api is not None
+
+    @property
     def keys(self) -> Keys:
         """All secrets, also the new-style keys. Only while started."""
         assert self._keys is not None, "the stack is not started"
@@ -256,9 +261,9 @@ def _read_state(directory: Path) -> dict[str, Any]:
 
 
 def _end_leftovers(earlier: dict[str, Any]) -> None:
-    """Children normally die with their parent; where the system cannot do that, end them by id and start time.
+    """Children normally die with their parent; where the system cannot do that, end them by id and start.
 
-    The database is left to its own pid file, which also covers a run that was killed before it saved its state.
+    The database is left to its own pid file, which covers a run killed before it saved its state, too.
     """
     leftover = earlier.get("processes", {}).get("postgrest")
     if leftover:

@@ -35,7 +35,7 @@ class StubAgent:
         _write_executable(self.path)
 
     def order(self, **orders: object) -> None:
-        """Replace the orders; wakes that began earlier keep theirs. May hold a key: only the owner can read it."""
+        """Replace the orders; wakes that began earlier keep theirs. Kept private: they may hold a key."""
         draft = self._orders.with_suffix(".draft")
         draft.touch(mode=0o600)
         draft.write_text(json.dumps(orders))

@@ -1,11 +1,11 @@
-"""A stand-in for `openclaw`: does what the file beside it says, and logs what it saw. See `stub.py` for how to make one.
+"""A stand-in for `openclaw`: does what the file beside it says and logs what it saw. `stub.py` makes one.
 
-Its start is part of measured wake latency, so it runs as `python -S -I`, imports next to nothing and writes its
-first log line before it reads its orders. Beside the executable E lie `E.orders.json` and the log `E.log.jsonl`.
+Its start is part of measured wake latency, so it runs as `python -S -I`, imports next to nothing and writes
+its first log line before it reads its orders. Beside the executable E lie `E.orders.json` and `E.log.jsonl`.
 
 Orders, all optional. `agents` overrides them for single agent ids: {"agents": {"hq/ada": {"mode": "hang"}}}.
 
-    mode       ok      leases the agent's items through `rest` and closes them; does nothing without `rest` (default)
+    mode       ok      leases the agent's items through `rest` and closes them, if there is one (default)
                hang    never ends by itself
                fork    starts a grandchild that ignores SIGTERM and never ends, then does as `parent` says
                chatty  writes `bytes` bytes to stdout and to stderr
@@ -22,13 +22,12 @@ Orders, all optional. `agents` overrides them for single agent ids: {"agents": {
     rest       {"url": base URL, "key": service key, "tenant_id": uuid}
 """
 
+# `json` and `socket` are made of the first two; importing them whole would double the time to start.
+import _json
+import _socket
 import os
 import sys
 import time
-
-# `json` and `socket` are made of these two; importing the whole would double the time to start.
-import _json
-import _socket
 
 Orders = dict[str, object]
 
@@ -213,7 +212,7 @@ def carry_out(orders: Orders, agent: str, log: str) -> None:
 def stdin_target() -> str:
     """What stdin is connected to, where the system tells."""
     try:
-        return os.readlink("/proc/self/fd/0")
+        return os.readlink("/proc/self/fd/0")  # noqa: PTH115 - pathlib costs more than all the rest
     except OSError:
         return ""
 

@@ -179,8 +179,6 @@ def _connect(db_url: str) -> "psycopg.Connection":
         ) from error
     try:
         # Prepared statements do not survive a pooler in transaction mode.
-        return psycopg.connect(
-            db_url, autocommit=True, prepare_threshold=None, connect_timeout=_CONNECT_SECONDS
-        )
+        return psycopg.connect(db_url, autocommit=True, prepare_threshold=None, connect_timeout=_CONNECT_SECONDS)
     except psycopg.OperationalError as error:
         raise ServiceUnavailable(f"the database could not be reached: {error}") from error

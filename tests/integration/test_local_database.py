@@ -64,9 +64,7 @@ def test_send_writes_a_message_and_announces_it_at_commit(empty_database: Databa
     listener.execute("listen realtime_messages")
     empty_database.execute("select realtime.send('{\"a\": 1}', 'inbox', 'gateway:x', true)")
     [heard] = listener.notifies(timeout=5, stop_after=1)
-    message = empty_database.row(
-        "select id::text, topic, event, extension, private, payload from realtime.messages"
-    )
+    message = empty_database.row("select id::text, topic, event, extension, private, payload from realtime.messages")
     assert message == {
         "id": heard.payload,
         "topic": "gateway:x",

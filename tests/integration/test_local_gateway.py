@@ -36,9 +36,7 @@ def test_a_wrong_key_is_named_as_such(http: httpx.Client, key: str, authorizatio
 
 @pytest.mark.parametrize("name", ["service_role_key", "secret_key"])
 @pytest.mark.parametrize("bearer", [False, True])
-def test_a_service_key_of_either_style_reads(
-    http: httpx.Client, api: Api, seed: Seed, name: str, bearer: bool
-) -> None:
+def test_a_service_key_of_either_style_reads(http: httpx.Client, api: Api, seed: Seed, name: str, bearer: bool) -> None:
     seed.agent("ada")
     headers = key_of(api, name)
     if bearer:
@@ -56,9 +54,7 @@ def test_a_public_key_of_either_style_is_anon(http: httpx.Client, api: Api, seed
 
 
 def test_a_token_of_the_callers_own_goes_on_as_it_is(http: httpx.Client, api: Api) -> None:
-    headers = key_of(api, "anon_key") | {
-        "Authorization": f"Bearer {api.keys.token('authenticated', seconds=-60)}"
-    }
+    headers = key_of(api, "anon_key") | {"Authorization": f"Bearer {api.keys.token('authenticated', seconds=-60)}"}
     answer = http.get("/rest/v1/agents", headers=headers)
     assert (answer.status_code, answer.json()["message"]) == (401, "JWT expired")
 
@@ -69,9 +65,7 @@ def test_query_strings_bodies_and_headers_survive_the_way(
     gateway = str(seed.gateway())
     headers = key_of(api, "service_role_key") | {"Prefer": "return=representation,count=exact"}
     text = 'ü "quoted" a,b & c=d % +'
-    made = http.post(
-        "/rest/v1/agents", json={"slug": "x", "name": text, "gateway_id": gateway}, headers=headers
-    )
+    made = http.post("/rest/v1/agents", json={"slug": "x", "name": text, "gateway_id": gateway}, headers=headers)
     assert (made.status_code, made.json()[0]["name"]) == (201, text)
     quoted = '"' + text.replace('"', '\\"') + '"'
     found = http.get("/rest/v1/agents", params={"name": f"in.({quoted})", "select": "name"}, headers=headers)
@@ -198,9 +192,7 @@ def test_a_wrong_fault_changes_nothing(http: httpx.Client, wanted: object) -> No
 
 
 def test_a_form_from_a_web_page_cannot_set_faults(http: httpx.Client) -> None:
-    answer = http.post(
-        "/__local/faults", content='{"rest": {"fail": -1}}', headers={"Content-Type": "text/plain"}
-    )
+    answer = http.post("/__local/faults", content='{"rest": {"fail": -1}}', headers={"Content-Type": "text/plain"})
     assert answer.status_code == 403
 
 

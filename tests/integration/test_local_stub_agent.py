@@ -4,7 +4,6 @@ import os
 import signal
 import subprocess
 import sys
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -40,19 +39,15 @@ def test_it_logs_how_it_was_called(stub_agent: StubAgent) -> None:
     assert [event["event"] for event in stub_agent.events()] == ["start", "end"]
 
 
-@pytest.mark.parametrize(
-    ("outcome", "status"), [("done", "done"), ("failed", "failed"), ("leased", "leased")]
-)
+@pytest.mark.parametrize(("outcome", "status"), [("done", "done"), ("failed", "failed"), ("leased", "leased")])
 def test_it_handles_the_items_of_its_agent(
-    stub_agent: StubAgent, api: Api, database: Database, seed: Seed, outcome: str, status: str
+    stub_agent: StubAgent, api: Api, database: Database, seed: Seed, *, outcome: str, status: str
 ) -> None:
     mine, other = seed.items("ada", 2), seed.item("grace")
     stub_agent.order(outcome=outcome, rest={"url": api.url, "key": api.keys.service_role_key})
     assert run(stub_agent) == 0
     assert {event["item_id"] for event in stub_agent.events("item")} == {str(item) for item in mine}
-    statuses = {
-        row["id"]: row["status"] for row in database.rows("select id, status::text from agent_inbox_items")
-    }
+    statuses = {row["id"]: row["status"] for row in database.rows("select id, status::text from agent_inbox_items")}
     assert statuses == {mine[0]: status, mine[1]: status, other: "pending"}
 
 
@@ -69,11 +64,10 @@ def test_orders_for_one_agent_lie_over_those_for_all(stub_agent: StubAgent) -> N
     assert (run(stub_agent), run(stub_agent, "hq/grace")) == (3, 4)
 
 
-def test_hang_ends_by_sigterm_unless_deaf(stub_agent: StubAgent) -> None:
+def test_hang_ends_by_sigterm(stub_agent: StubAgent) -> None:
     stub_agent.order(mode="hang")
     polite = start(stub_agent)
-    stub_agent_started = lambda count: wait_until(lambda: len(stub_agent.calls()) == count)  # noqa: E731
-    stub_agent_started(1)
+    wait_until(stub_agent.calls)
     polite.terminate()
     assert polite.wait(10) == -signal.SIGTERM
 

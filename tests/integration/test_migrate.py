@@ -46,9 +46,7 @@ def has_history(database: Database) -> bool:
     return bool(database.value("select to_regclass('supabase_migrations.schema_migrations') is not null"))
 
 
-def test_each_is_applied_once_and_recorded_as_the_supabase_cli_does(
-    empty_database: Database, directory: Path
-) -> None:
+def test_each_is_applied_once_and_recorded_as_the_supabase_cli_does(empty_database: Database, directory: Path) -> None:
     applied = apply_migrations(empty_database.url, directory)
     assert applied == [Applied("20260101000000", "first"), Applied("20260102000000", "second")]
     assert apply_migrations(empty_database.url, directory) == []
@@ -67,9 +65,7 @@ def test_each_is_applied_once_and_recorded_as_the_supabase_cli_does(
     ]
 
 
-def test_what_the_supabase_cli_recorded_is_not_applied_again(
-    empty_database: Database, directory: Path
-) -> None:
+def test_what_the_supabase_cli_recorded_is_not_applied_again(empty_database: Database, directory: Path) -> None:
     empty_database.execute("create table public.a (id int)")
     empty_database.execute("create schema supabase_migrations")
     empty_database.execute("create table supabase_migrations.schema_migrations (version text primary key)")
@@ -145,9 +141,7 @@ def test_a_failing_one_names_its_place_and_leaves_nothing(
     assert [row["name"] for row in empty_database.rows(HISTORY)] == ["first", "second"]
 
 
-def test_what_one_does_to_the_session_does_not_reach_the_next(
-    empty_database: Database, directory: Path
-) -> None:
+def test_what_one_does_to_the_session_does_not_reach_the_next(empty_database: Database, directory: Path) -> None:
     write(directory, "20260101500000_rude.sql", "set search_path = ''; set timezone = 'Asia/Tokyo';")
     write(
         directory,
@@ -223,9 +217,7 @@ def test_the_command_says_what_it_did(
     assert capsys.readouterr().out == "up to date\n"
 
 
-def test_the_command_needs_a_database(
-    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_the_command_needs_a_database(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:
     for name in ("DATABASE_URL", "SUPABASE_DB_URL"):
         monkeypatch.delenv(name, raising=False)
     assert run_command_line(["migrate"]) == 78

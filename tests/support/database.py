@@ -28,7 +28,7 @@ class Database:
     def connect(
         self, role: str | None = None, claims: Mapping[str, object] | None = None, *, autocommit: bool = True
     ) -> Connection:
-        """A new connection with rows as dicts, as the superuser or as a role with JWT claims, as PostgREST would."""
+        """A new connection with rows as dicts: as the superuser, or in a role with claims as by PostgREST."""
         connection = psycopg.connect(self.url, autocommit=True, row_factory=dict_row)
         self._open.callback(connection.close)
         if role:
@@ -45,9 +45,7 @@ class Database:
             self._admin = self.connect()
         return self._admin
 
-    def rows(
-        self, query: str, parameters: Sequence[object] | Mapping[str, object] = ()
-    ) -> list[dict[str, Any]]:
+    def rows(self, query: str, parameters: Sequence[object] | Mapping[str, object] = ()) -> list[dict[str, Any]]:
         """All rows of a query, as the superuser."""
         return self.admin.execute(query.encode(), parameters or None).fetchall()
 
@@ -66,7 +64,7 @@ class Database:
         return self.admin.execute(query.encode(), parameters or None).rowcount
 
     def call(self, function: str, arguments: Mapping[str, object], *, on: Connection | None = None) -> Any:
-        """The rows or value of a function of schema public called with named arguments, as PostgREST calls it."""
+        """The rows of a function of schema public called with named arguments, as PostgREST calls it."""
         named = sql.SQL(", ").join(
             sql.SQL("{} => {}").format(sql.Identifier(name), sql.Placeholder(name)) for name in arguments
         )

@@ -91,9 +91,7 @@ class PhoenixServer:
         for socket in list(self.sockets):
             for joined in list(socket.topics):
                 if topic in {None, joined}:
-                    self.send_raw(
-                        json.dumps({"topic": joined, "event": event, "payload": payload, "ref": ref})
-                    )
+                    self.send_raw(json.dumps({"topic": joined, "event": event, "payload": payload, "ref": ref}))
 
     def send_raw(self, text: str) -> None:
         """Sends this text to every connection."""
@@ -155,9 +153,7 @@ class PhoenixServer:
             "close_timeout": 1,
             "compression": None,
         }
-        self._server = await serve(
-            self._serve, "127.0.0.1", self.port, process_request=self._handshake, **options
-        )
+        self._server = await serve(self._serve, "127.0.0.1", self.port, process_request=self._handshake, **options)
         self.port = next(iter(self._server.sockets)).getsockname()[1]
 
     async def _close(self, code: int) -> None:

@@ -15,7 +15,7 @@ DEFAULT_TENANT = uuid.UUID(int=0)
 class Seed:
     """Inserts rows as the superuser. Whatever a row needs and is not named is made first.
 
-    `seed.item("ada")` therefore makes tenant, workspace, gateway `local` and agent `ada` when they are absent.
+    `seed.item("ada")` makes tenant, workspace, gateway `local` and agent `ada` when they are absent.
     """
 
     def __init__(self, database: Database) -> None:
@@ -41,21 +41,15 @@ class Seed:
             columns.setdefault("id", DEFAULT_TENANT)
         return self._ensure("tenants", {"slug": slug}, {"name": slug.title(), **columns})
 
-    def workspace(
-        self, slug: str | None = "hq", tenant_id: uuid.UUID = DEFAULT_TENANT, **columns: object
-    ) -> uuid.UUID:
+    def workspace(self, slug: str | None = "hq", tenant_id: uuid.UUID = DEFAULT_TENANT, **columns: object) -> uuid.UUID:
         """The tenant's workspace, one per tenant."""
         self._ensure_tenant(tenant_id)
         return self._ensure("workspace", {"tenant_id": tenant_id}, {"slug": slug, **columns})
 
-    def gateway(
-        self, slug: str = "local", tenant_id: uuid.UUID = DEFAULT_TENANT, **columns: object
-    ) -> uuid.UUID:
+    def gateway(self, slug: str = "local", tenant_id: uuid.UUID = DEFAULT_TENANT, **columns: object) -> uuid.UUID:
         """A gateway with its tenant and workspace."""
         self.workspace(tenant_id=tenant_id)
-        return self._ensure(
-            "gateways", {"tenant_id": tenant_id, "slug": slug}, {"label": slug.title(), **columns}
-        )
+        return self._ensure("gateways", {"tenant_id": tenant_id, "slug": slug}, {"label": slug.title(), **columns})
 
     def agent(
         self,
@@ -66,13 +60,9 @@ class Seed:
     ) -> uuid.UUID:
         """An agent of a gateway named by its slug."""
         columns.setdefault("gateway_id", self.gateway(gateway, tenant_id))
-        return self._ensure(
-            "agents", {"tenant_id": tenant_id, "slug": slug}, {"name": slug.title(), **columns}
-        )
+        return self._ensure("agents", {"tenant_id": tenant_id, "slug": slug}, {"name": slug.title(), **columns})
 
-    def task(
-        self, title: str = "A task", tenant_id: uuid.UUID = DEFAULT_TENANT, **columns: object
-    ) -> uuid.UUID:
+    def task(self, title: str = "A task", tenant_id: uuid.UUID = DEFAULT_TENANT, **columns: object) -> uuid.UUID:
         """A task."""
         self._ensure_tenant(tenant_id)
         return self.insert("tasks", title=title, tenant_id=tenant_id, **columns)["id"]
@@ -107,9 +97,7 @@ class Seed:
             self.insert("tenants", id=tenant_id, slug=slug, name=slug.title())
 
     def _ensure(self, table: str, key: dict[str, object], others: dict[str, object]) -> uuid.UUID:
-        condition = sql.SQL(" and ").join(
-            sql.SQL("{} = {}").format(sql.Identifier(k), sql.Placeholder(k)) for k in key
-        )
+        condition = sql.SQL(" and ").join(sql.SQL("{} = {}").format(sql.Identifier(k), sql.Placeholder(k)) for k in key)
         query = sql.SQL("select id from public.{} where {}").format(sql.Identifier(table), condition)
         found = self.database.admin.execute(query, key).fetchone()
         return found["id"] if found else self.insert(table, **(key | others))["id"]

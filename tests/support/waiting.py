@@ -7,10 +7,8 @@ from typing import TypeVar
 Found = TypeVar("Found")
 
 
-def wait_until(
-    condition: Callable[[], Found], deadline: float = 10.0, *, poll: float = 0.005, what: str = ""
-) -> Found:
-    """The condition's first truthy answer; an AssertionError after `deadline` seconds names what was missing."""
+def wait_until(condition: Callable[[], Found], deadline: float = 10.0, *, poll: float = 0.005, what: str = "") -> Found:
+    """The first truthy answer; after `deadline` seconds an AssertionError names what was missing."""
     end = time.monotonic() + deadline
     while True:
         found = condition()

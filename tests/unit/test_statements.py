@@ -20,7 +20,7 @@ def texts(script: str) -> list[str]:
         "select 1 /* a; /* nested; */ b; */ + 2",
         "select 1 -- a; b\n + 2",
         "create rule r as on insert to t do also (delete from a; delete from b)",
-        "create function f() returns int language sql begin atomic select 1; select case when true then 2 end; end",
+        "create function f() returns int begin atomic select 1; select case when true then 2 end; end",
         "create or replace procedure p() language sql begin atomic delete from a; end",
         'select begin, atomic, "end" from t',
         "select $1 + a$b$c",

@@ -256,7 +256,7 @@ class Daemon:
     def _facts(self) -> dict[str, Any]:
         """What the heartbeat says of this daemon."""
         return {
-            "health": self._health.snapshot(),
+            "health": self._health.observe(),
             "realtime": _as_json(self._realtime.state),
             "live_wakes": len(self._supervisor),
             "heartbeat_interval_s": self._settings.heartbeat_interval,

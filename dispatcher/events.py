@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from typing import Final
 
-DAEMON_STARTING: Final = "daemon.starting"  # settings are valid, nothing is running yet
 DAEMON_READY: Final = "daemon.ready"  # all services run and the first sweep is done
 DAEMON_STOPPING: Final = "daemon.stopping"  # a signal came or a service ended; no new wakes
 DAEMON_STOPPED: Final = "daemon.stopped"  # everything has ended; no child is left
@@ -12,9 +11,7 @@ DAEMON_CRASHED: Final = "daemon.crashed"  # an error nobody expected ends the da
 CONFIG_WAITING: Final = (
     "config.waiting"  # WAIT_FOR_CONFIG: required settings are missing, asked for again until they are there
 )
-CONFIG_INVALID: Final = "config.invalid"  # settings are wrong; the daemon ends with 78
 
-SERVICE_STARTED: Final = "service.started"  # a part of the daemon runs
 SERVICE_ENDED: Final = "service.ended"  # a part of the daemon ended, with its error if it was not asked to
 SERVICE_STUCK: Final = "service.stuck"  # a part of the daemon did not end within its time at a stop
 BEAT_FAILED: Final = "service.beat_failed"  # one round of a loop failed; the loop goes on
@@ -22,36 +19,28 @@ BEAT_FAILED: Final = "service.beat_failed"  # one round of a loop failed; the lo
 HEALTH_CHANGED: Final = "health.changed"  # ok, degraded or failing, with the causes
 LIBRARY: Final = "library.log"  # a line of a library, redacted
 
-WAKE_GRANTED: Final = "wake.granted"  # all gates were open; the wake is in the table
 WAKE_SKIPPED: Final = "wake.skipped"  # a gate refused; `reason` says which
 WAKE_STARTED: Final = "wake.started"  # the agent's process runs
 WAKE_ENDED: Final = "wake.ended"  # the agent's process ended, with its outcome
 WAKE_BACKOFF: Final = "wake.backoff"  # the wake counted as a failure; when its agent may be woken again
-WAKE_TIMED_OUT: Final = "wake.timed_out"  # over AGENT_PROCESS_TIMEOUT; its process group is being stopped
-WAKE_STOPPED: Final = "wake.stopped"  # stopped by the daemon's own end; the attempt is given back
 WAKE_LOST: Final = "wake.lost"  # its process or instance is gone; closed without penalty for the agent
 WAKE_ADOPTED: Final = "wake.adopted"  # a process an earlier daemon started is supervised from here on
-WAKE_SPAWN_FAILED: Final = (
-    "wake.spawn_failed"  # the process could not be started; costs no attempt of the item
-)
+WAKE_SPAWN_FAILED: Final = "wake.spawn_failed"  # the process could not be started; costs no attempt of the item
 WAKE_BLOCKERS_UNKNOWN: Final = (
     "wake.blockers_unknown"  # the look-up of blockers failed; the wake goes ahead without the note
 )
-WAKE_CLAIM_FAILED: Final = "wake.claim_failed"  # the database could not be asked; the agents are looked at again in a few seconds
-WAKE_DECISION_FAILED: Final = (
-    "wake.decision_failed"  # one agent's decision failed; the others are not held up
+WAKE_CLAIM_FAILED: Final = (
+    "wake.claim_failed"  # the database could not be asked; the agents are looked at again in a few seconds
 )
-WAKE_ADOPTION_FAILED: Final = (
-    "wake.adoption_failed"  # one open wake could not be adopted or closed; tried again
-)
+WAKE_DECISION_FAILED: Final = "wake.decision_failed"  # one agent's decision failed; the others are not held up
+WAKE_ADOPTION_FAILED: Final = "wake.adoption_failed"  # one open wake could not be adopted or closed; tried again
 WAKE_OVERRIDE_IGNORED: Final = "wake.override_ignored"  # a model or thinking override is no non-empty string
 WAKE_OUTPUT_LOST: Final = "wake.output_lost"  # the agent's output could not be kept in AGENT_OUTPUT_DIR
-WAKE_START_UNREPORTED: Final = "wake.start_unreported"
+WAKE_START_UNREPORTED: Final = "wake.start_unreported"  # noting the start of a process failed; it runs on
 WAKE_END_UNREPORTED: Final = "wake.end_unreported"  # the end could not be told to the database; tried again
 
 SWEEP_FINISHED: Final = "sweep.finished"  # one reconciliation, with its numbers and duration
 SWEEP_STEP_FAILED: Final = "sweep.step_failed"  # one step failed; the others went on
-ITEM_EXPIRED: Final = "item.expired"  # pending longer than STALE_ITEM_AGE_HOURS
 AGENT_STALLED: Final = "agent.stalled"  # too many failures in a row; a notification was written
 
 LEASE_RENEWED: Final = "lease.renewed"  # items leased in live wakes are held longer
@@ -61,7 +50,6 @@ INSTANCE_REGISTERED: Final = "instance.registered"  # this daemon has a row in d
 INSTANCE_GONE: Final = "instance.gone"  # this daemon's row is gone, or could not be closed
 HEARTBEAT_FILE_FAILED: Final = "instance.heartbeat_file_failed"  # HEARTBEAT_FILE could not be written
 
-REALTIME_CONNECTING: Final = "realtime.connecting"  # a connection is being made
 REALTIME_SUBSCRIBED: Final = "realtime.subscribed"  # the server says that events flow
 REALTIME_HINT: Final = "realtime.hint"  # an event named an agent to look at
 REALTIME_DEAF: Final = "realtime.deaf"  # the canary did not come back; sweeping often until it does
@@ -74,7 +62,6 @@ REALTIME_FALLBACK_ENDED: Final = "realtime.fallback_ended"  # broadcast is well:
 REST_RETRIED: Final = "rest.retried"  # a call failed in passing and was repeated
 REST_FAILED: Final = "rest.failed"  # a call failed for good
 
-PROCESS_TERMINATING: Final = "process.terminating"  # SIGTERM to a process group
 PROCESS_KILLED: Final = "process.killed"  # SIGKILL to a process group and its descendants
 PROCESS_SURVIVED: Final = "process.survived"  # a process outlived SIGKILL
 PROCESS_REAPED: Final = "process.reaped"  # a child nobody waited for was collected

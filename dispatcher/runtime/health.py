@@ -5,8 +5,11 @@ from __future__ import annotations
 import threading
 from typing import Any, Final, Literal
 
+from dispatcher import events
 from dispatcher.clock import SYSTEM_CLOCK, Clock
-from dispatcher.logs import redact
+from dispatcher.logs import get_logger, redact
+
+log = get_logger(__name__)
 
 Status = Literal["ok", "degraded", "failing"]
 
@@ -82,6 +85,7 @@ class Health:
         self._lock = threading.Lock()
         self._loops: dict[str, LoopHealth] = {}
         self._causes: dict[str, str] = {}
+        self._observed: Status = "ok"
 
     def loop(self, name: str, interval: float | None) -> LoopHealth:
         """The loop of that name, made on first use; `interval` in seconds, None for work on demand."""
@@ -114,6 +118,20 @@ class Health:
         statuses = [loop["status"] for loop in shown.values()] + ["degraded"] * bool(causes)
         named = [f"{name}: {_complaint(loop)}" for name, loop in shown.items() if loop["status"] != "ok"]
         return {"status": _worst(statuses), "loops": shown, "causes": named + causes}
+
+    def observe(self) -> dict[str, Any]:
+        """As `snapshot`, and logs it when the status is another than last time. For one thread."""
+        seen = self.snapshot()
+        status: Status = seen["status"]
+        if status != self._observed:
+            tell = log.info if status == "ok" else log.warning
+            tell(events.HEALTH_CHANGED, msg=_sentence(status, seen["causes"]), status=status, causes=seen["causes"])
+            self._observed = status
+        return seen
+
+
+def _sentence(status: Status, causes: list[str]) -> str:
+    return f"Health is {status}" + (f": {'; '.join(causes)}" if causes else "")
 
 
 def _worst(statuses: list[Status]) -> Status:

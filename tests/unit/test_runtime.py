@@ -291,6 +291,21 @@ def test_causes_degrade_until_they_are_cleared() -> None:
     assert health.snapshot()["status"] == "ok"
 
 
+def test_a_change_of_health_is_one_line_with_its_causes() -> None:
+    health = Health(ManualClock())
+    with capture_logs() as logs:
+        health.observe()
+        health.add_cause("realtime", "the subscription is deaf")
+        health.observe()
+        health.observe()
+        health.clear_cause("realtime")
+        assert health.observe() == health.snapshot()
+    assert [(entry["event"], entry["log_level"], entry["msg"]) for entry in logs] == [
+        ("health.changed", "warning", "Health is degraded: the subscription is deaf"),
+        ("health.changed", "info", "Health is ok"),
+    ]
+
+
 def test_health_shows_no_secret() -> None:
     health = Health(ManualClock())
     health.loop("a", None).failed("refused sb_secret_abcdefgh")

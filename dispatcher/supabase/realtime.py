@@ -20,6 +20,8 @@ from dispatcher.supabase.realtime_supervisor import RealtimeCallbacks, RealtimeT
 
 __all__ = ["Hint", "RealtimeService", "RealtimeState", "RealtimeTimings"]
 
+_CANCEL_AGAIN_SECONDS = 0.5
+
 log = get_logger(__name__)
 
 
@@ -130,7 +132,9 @@ class RealtimeService(Service):
                 raise
 
     def _cancel(self) -> None:
-        self._work.cancel()
+        if not self._work.done():
+            self._work.cancel()
+            self._work.get_loop().call_later(_CANCEL_AGAIN_SECONDS, self._cancel)  # a library may swallow one
 
     def _in_loop(self, call: Callable[..., None], *args: object) -> None:
         loop = self._loop

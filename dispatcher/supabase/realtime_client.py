@@ -54,9 +54,7 @@ class FencedChannel(AsyncRealtimeChannel):
     """A channel that no exception can end, and that ignores what was meant for an earlier join."""
 
     def _handle_message(self, message: ServerMessage) -> None:
-        if isinstance(message, ChannelCloseMessage | ChannelErrorMessage) and self._is_of_another_join(
-            message.ref
-        ):
+        if isinstance(message, ChannelCloseMessage | ChannelErrorMessage) and self._is_of_another_join(message.ref):
             return
         try:
             super()._handle_message(message)
@@ -119,9 +117,7 @@ class SupervisedClient(AsyncRealtimeClient):
     async def beat(self) -> None:
         """Sends a heartbeat."""
         self._beat_at = time.monotonic()
-        await self.send(
-            Message(topic=PHOENIX_CHANNEL, event=ChannelEvents.heartbeat, payload={}, ref="heartbeat")
-        )
+        await self.send(Message(topic=PHOENIX_CHANNEL, event=ChannelEvents.heartbeat, payload={}, ref="heartbeat"))
 
     @property
     def beat_at(self) -> float:

@@ -38,7 +38,8 @@ class RealtimeTimings:
     watch: float = 1.0
     settle: float = 30.0
     retry: float = 1.0
-    retry_cap: float = 60.0
+    retry_cap: float = 30.0
+    reconnect_cap: float = 10.0
     refused: float = 5.0
     overloaded: float = 30.0
     misconfigured: float = 60.0
@@ -129,9 +130,7 @@ class Canary:
 class PathHealth:
     """The life of one path. `draw` gives numbers in [0, 1)."""
 
-    def __init__(
-        self, name: Path, timings: RealtimeTimings, draw: Callable[[], float] = random.random
-    ) -> None:
+    def __init__(self, name: Path, timings: RealtimeTimings, draw: Callable[[], float] = random.random) -> None:
         self.name = name
         self.phase = Phase.OFF
         self.cause: str | None = None
@@ -260,7 +259,7 @@ def paths_wanted(mode: Mode, *, broadcast_available: bool, broadcast: PathHealth
 
 def connection_delay(failures: int, timings: RealtimeTimings, draw: Callable[[], float]) -> float:
     """Seconds before fresh client number `failures` (from 1) in a row: growing and jittered."""
-    return exponential(failures, timings.retry, timings.retry_cap) * (0.5 + draw() / 2)
+    return exponential(failures, timings.retry, timings.reconnect_cap) * (0.5 + draw() / 2)
 
 
 def summary(

@@ -135,9 +135,7 @@ def read_change(data: Mapping[str, Any], instance_id: str) -> Hint | CanaryFrame
         return Hint("agent", _text(record, "id"), None, "postgres_changes")
     if table == "agent_budgets":
         return Hint("budget", _text(record, "agent_id"), None, "postgres_changes")
-    if table != "agent_inbox_items" or (
-        event == _UPDATE and record.get("status", "pending") not in _ACTIONABLE
-    ):
+    if table != "agent_inbox_items" or (event == _UPDATE and record.get("status", "pending") not in _ACTIONABLE):
         return None
     item_id = _text(record, "id")
     return _inbox_hint(_text(record, "agent_id"), (item_id,) if item_id else (), "postgres_changes")

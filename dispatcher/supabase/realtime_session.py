@@ -76,6 +76,11 @@ class Session:
         channels, self._joined[path] = self._joined[path], []
         await asyncio.gather(*(self._leave_one(joined, patience) for joined in channels))
 
+    def abandon(self) -> None:
+        """The client is about to be thrown away: whatever its channels still report is nobody's business."""
+        for joined in [one for channels in self._joined.values() for one in channels]:
+            joined.left = True
+
     async def leave_channel(self, joined: Joined, patience: float) -> None:
         """Leaves one channel of a path."""
         self._joined[joined.path] = [other for other in self._joined[joined.path] if other is not joined]
@@ -97,9 +102,7 @@ class Session:
     def stray(self) -> Joined | None:
         """A channel whose state has left `joined` without a report."""
         confirmed = [joined for channels in self._joined.values() for joined in channels if joined.ready]
-        return next(
-            (joined for joined in confirmed if joined.channel.state is not ChannelStates.JOINED), None
-        )
+        return next((joined for joined in confirmed if joined.channel.state is not ChannelStates.JOINED), None)
 
     def renew_token(self, key: str) -> None:
         """Sends a new key to every joined channel; later joins carry it by themselves."""
@@ -136,9 +139,7 @@ class Session:
         if self.client.channels.get(channel.topic) is channel:
             del self.client.channels[channel.topic]
 
-    def _on_status(
-        self, joined: Joined, status: RealtimeSubscribeStates, error: Exception | None = None
-    ) -> None:
+    def _on_status(self, joined: Joined, status: RealtimeSubscribeStates, error: Exception | None = None) -> None:
         if status is RealtimeSubscribeStates.CLOSED:
             joined.gone.set()
         if status is RealtimeSubscribeStates.SUBSCRIBED:

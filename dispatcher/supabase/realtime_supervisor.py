@@ -126,7 +126,8 @@ class Supervisor:
         self._unreadable: str | None = None
         self._told = _Told()
         self._alarm = FrameAlarm(self._on_alarm)
-        self._swept_for_alarm_at = 0.0
+        self._must_sweep = False
+        self._in_a_hurry = False
 
     async def run(self) -> None:
         """Listens for ever."""
@@ -162,6 +163,7 @@ class Supervisor:
         for path in self.paths.values():
             if path.phase is Phase.WAITING:
                 path.retry_at = 0.0
+        self._in_a_hurry = True
         self.poke()
 
     # ------------------------------------------------------------------------------ one client's life
@@ -177,9 +179,8 @@ class Supervisor:
 
     async def _live_and_say_why_not(self) -> tuple[str, float]:
         connected_at = time.monotonic()
-        client = SupervisedClient(
-            self._target.url, self._key, timeout=self._timings.join, proxy=self._target.proxy
-        )
+        self._in_a_hurry = False
+        client = SupervisedClient(self._target.url, self._key, timeout=self._timings.join, proxy=self._target.proxy)
         self.clients += 1
         try:
             async with asyncio.timeout(self._timings.connect):
@@ -195,7 +196,9 @@ class Supervisor:
         return cause, time.monotonic() - connected_at
 
     async def _discard(self, client: SupervisedClient) -> None:
-        self._session = None
+        if self._session is not None:
+            self._session.abandon()
+        self._session, self._unreadable = None, None
         now = time.monotonic()
         for path in self.paths.values():
             path.disconnected(now)
@@ -207,7 +210,7 @@ class Supervisor:
 
     async def _wait(self, seconds: float) -> None:
         ends = time.monotonic() + seconds
-        while (left := ends - time.monotonic()) > 0:
+        while (left := ends - time.monotonic()) > 0 and not self._in_a_hurry:
             self._alive()
             await self._next_event(min(left, self._timings.watch))
 
@@ -221,6 +224,7 @@ class Supervisor:
                 return cause
             if event is not None:
                 await self._handle(session, event)
+            self._make_up_for_alarms()
             if cause := await self._steer(session):
                 return cause
             self._publish()
@@ -245,9 +249,7 @@ class Supervisor:
 
     async def _steer(self, session: Session) -> str | None:
         broadcast = self.paths["broadcast"]
-        wanted = paths_wanted(
-            self._target.mode, broadcast_available=self.broadcast_available, broadcast=broadcast
-        )
+        wanted = paths_wanted(self._target.mode, broadcast_available=self.broadcast_available, broadcast=broadcast)
         self._say_what_is_wanted(wanted)
         for name, path in self.paths.items():
             if name in wanted:
@@ -281,11 +283,7 @@ class Supervisor:
         if path.name != "broadcast" or path.phase not in {Phase.JOINING, Phase.READY}:
             return None
         topic = self._target.gateway_topic()
-        return (
-            None
-            if topic in session.topics(path.name)
-            else (Trouble.CHANNEL, "the gateway has another topic now")
-        )
+        return None if topic in session.topics(path.name) else (Trouble.CHANNEL, "the gateway has another topic now")
 
     def _plans(self, path: PathHealth) -> list[ChannelPlan]:
         if path.name == "postgres_changes":
@@ -300,15 +298,9 @@ class Supervisor:
     async def _lose(self, session: Session, path: PathHealth, trouble: Trouble, cause: str) -> None:
         await session.leave(path.name, self._timings.leave)
         path.lost(time.monotonic(), trouble, cause)
-        tell = (
-            (log.error if trouble in _LOUD else log.warning)
-            if self._told.is_news(path.name, cause)
-            else log.debug
-        )
+        tell = (log.error if trouble in _LOUD else log.warning) if self._told.is_news(path.name, cause) else log.debug
         event = events.REALTIME_DEAF if trouble is Trouble.DEAF else events.REALTIME_LOST
-        tell(
-            event, msg=f"Realtime ({path.name}): {cause}", path=path.name, cause=cause, trouble=trouble.value
-        )
+        tell(event, msg=f"Realtime ({path.name}): {cause}", path=path.name, cause=cause, trouble=trouble.value)
 
     # ------------------------------------------------------------------------------ what channels report
 
@@ -338,6 +330,8 @@ class Supervisor:
             self._connection_cause = None
             self._told.forget("connection")
             self._say_ready(path)
+        if path.is_well:
+            self._told.forget(path.name)
         self._guarded(self._callbacks.on_ready, path.name)
 
     def _say_ready(self, path: PathHealth) -> None:
@@ -399,19 +393,19 @@ class Supervisor:
         if unauthorised:
             self._unreadable = "events come without rows: the key may not read a table"
             if self._told.is_news("rows", self._unreadable):
-                log.error(
-                    events.REALTIME_MISCONFIGURED, msg=f"Realtime: {self._unreadable}", cause=self._unreadable
-                )
+                log.error(events.REALTIME_MISCONFIGURED, msg=f"Realtime: {self._unreadable}", cause=self._unreadable)
         elif self._told.is_news("frames", "unreadable"):
-            log.warning(
-                events.REALTIME_LOST, msg="Realtime sent a frame the client cannot read; sweeping instead"
-            )
-        now = time.monotonic()
-        if now - self._swept_for_alarm_at >= self._timings.watch:
-            self._swept_for_alarm_at = now
-            for path in self.paths.values():
-                if path.phase is Phase.READY:
-                    self._guarded(self._callbacks.on_ready, path.name)
+            log.warning(events.REALTIME_LOST, msg="Realtime sent a frame the client cannot read; sweeping instead")
+        self._must_sweep = True
+        self.poke()
+
+    def _make_up_for_alarms(self) -> None:
+        if not self._must_sweep:
+            return
+        self._must_sweep = False
+        for path in self.paths.values():
+            if path.phase is Phase.READY:
+                self._guarded(self._callbacks.on_ready, path.name)
 
     def _say_what_is_wanted(self, wanted: frozenset[Path]) -> None:
         if self._target.mode != "auto" or not self._told.is_news("wanted", "+".join(sorted(wanted))):

@@ -17,7 +17,15 @@ from tests.support.waiting import wait_until
 pytestmark = pytest.mark.filterwarnings("ignore:ConnectionClosed.code is deprecated")
 
 TIMINGS = RealtimeTimings(
-    join=2.0, ready=1.5, canary=0.5, leave=0.5, watch=0.05, retry=0.1, retry_cap=0.5, misconfigured=1.0
+    join=2.0,
+    ready=1.5,
+    canary=0.5,
+    leave=0.5,
+    watch=0.05,
+    retry=0.1,
+    retry_cap=0.5,
+    reconnect_cap=0.5,
+    misconfigured=1.0,
 )
 
 

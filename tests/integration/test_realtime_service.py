@@ -31,6 +31,7 @@ QUICK = RealtimeTimings(
     settle=30.0,
     retry=0.05,
     retry_cap=0.3,
+    reconnect_cap=0.3,
     refused=0.2,
     overloaded=0.3,
     misconfigured=0.5,
@@ -183,9 +184,7 @@ def test_ff03_it_comes_back_after_any_outage(server: PhoenixServer, listen: List
     assert listener.state.gaps == 1
 
 
-def test_ff04_a_socket_whose_heartbeats_go_unanswered_is_replaced(
-    server: PhoenixServer, listen: Listen
-) -> None:
+def test_ff04_a_socket_whose_heartbeats_go_unanswered_is_replaced(server: PhoenixServer, listen: Listen) -> None:
     listener = listen(timings=RealtimeTimings(**{**QUICK.__dict__, "heartbeat": 0.2}))
     listener.until("ready")
     wait_until(lambda: len(server.events("heartbeat")) >= 3)
@@ -436,9 +435,7 @@ def test_auto_without_broadcast_in_the_database_uses_changes(server: PhoenixServ
     wait_until(lambda: server.topics() == [PRIVATE])
 
 
-def test_auto_falls_back_when_broadcast_is_not_confirmed_and_returns(
-    server: PhoenixServer, listen: Listen
-) -> None:
+def test_auto_falls_back_when_broadcast_is_not_confirmed_and_returns(server: PhoenixServer, listen: Listen) -> None:
     server.script.confirm_broadcast = False
     listener = listen(mode="auto")
     listener.until("ready", "postgres_changes")
@@ -473,9 +470,7 @@ def test_a_phx_close_of_an_earlier_join_is_ignored(server: PhoenixServer, listen
     assert len(server.joins()) == 1
 
 
-@pytest.mark.parametrize(
-    ("event", "payload"), [("phx_close", {}), ("phx_error", {"reason": "channel_crash"})]
-)
+@pytest.mark.parametrize(("event", "payload"), [("phx_close", {}), ("phx_error", {"reason": "channel_crash"})])
 def test_a_channel_closed_by_the_server_is_joined_again(
     server: PhoenixServer, listen: Listen, event: str, payload: dict[str, str]
 ) -> None:

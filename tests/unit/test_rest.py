@@ -204,9 +204,7 @@ def test_a_select_sends_postgrests_own_parameters(server: respx.MockRouter, buil
     assert dict(route.calls.last.request.url.params) == query
 
 
-def test_ff21_a_select_is_repeated_by_us_and_not_by_the_library(
-    server: respx.MockRouter, build: Build
-) -> None:
+def test_ff21_a_select_is_repeated_by_us_and_not_by_the_library(server: respx.MockRouter, build: Build) -> None:
     answers: list[httpx.Response | Exception] = [
         RESTARTING,
         httpx.ReadError("cut"),

@@ -1,0 +1,122 @@
+"""The seams to the official client: what is replaced must still be there, and be what we think it is."""
+
+import inspect
+import logging
+from typing import Any
+
+import pytest
+import realtime
+from realtime import AsyncRealtimeChannel, AsyncRealtimeClient
+from realtime._async import client as library
+from websockets.asyncio.client import connect
+from websockets.datastructures import Headers
+from websockets.exceptions import InvalidStatus, ProxyError
+from websockets.http11 import Response
+
+from dispatcher.errors import DispatcherError
+from dispatcher.supabase import realtime_client
+from dispatcher.supabase.realtime_client import FrameAlarm, SupervisedClient, realtime_url, require_version
+from dispatcher.supabase.realtime_supervisor import RealtimeTarget, connection_cause
+
+
+def test_ff05_an_older_client_is_refused() -> None:
+    require_version()
+    require_version("2.34.1")
+    require_version("3.0.0")
+    for version in ("2.34.0", "2.33.9", "1.99.99"):
+        with pytest.raises(DispatcherError, match="2\\.34\\.1 or newer"):
+            require_version(version)
+
+
+def test_ff15_the_library_opens_its_socket_by_the_name_that_is_replaced() -> None:
+    assert vars(library)["connect"] is realtime_client._connect
+    source = inspect.getsource(AsyncRealtimeClient.connect)
+    assert "await connect(endpoint_url, open_timeout=" in source
+
+
+@pytest.mark.parametrize("proxy", [None, "http://proxy:3128"])
+def test_ff12_ff15_our_sockets_take_big_frames_and_only_the_proxy_that_was_set(
+    monkeypatch: pytest.MonkeyPatch, proxy: str | None
+) -> None:
+    asked: dict[str, Any] = {}
+
+    def remember(uri: str, **options: Any) -> connect:
+        asked.update(options, uri=uri)
+        raise ConnectionRefusedError("not here")
+
+    monkeypatch.setattr("websockets.connect", remember)
+    with pytest.raises(ConnectionRefusedError):
+        run(open_client(proxy))
+    assert (asked["proxy"], asked["max_size"]) == (proxy, 8 * 1024 * 1024)
+    asked.clear()
+    with pytest.raises(ConnectionRefusedError):
+        run(open_other_client())
+    assert "proxy" not in asked  # somebody else's client in this process keeps the library's own ways
+
+
+async def open_client(proxy: str | None) -> None:
+    await SupervisedClient("http://127.0.0.1:9", "key", timeout=1.0, proxy=proxy).connect()
+
+
+async def open_other_client() -> None:
+    await AsyncRealtimeClient("http://127.0.0.1:9", "key", auto_reconnect=False).connect()
+
+
+def run(work: Any) -> None:
+    import asyncio  # noqa: PLC0415 - only here
+
+    asyncio.run(work)
+
+
+def test_the_private_names_we_build_on_are_there() -> None:
+    assert inspect.iscoroutinefunction(AsyncRealtimeClient._listen)
+    assert list(inspect.signature(AsyncRealtimeChannel._handle_message).parameters) == ["self", "message"]
+    assert "channel._handle_message(message)" in inspect.getsource(AsyncRealtimeClient._listen)
+    assert "Unrecognized message format" in inspect.getsource(AsyncRealtimeClient._listen)
+    assert library.logger.name == "realtime._async.client"
+    assert realtime.__version__.startswith("2.")
+
+
+def test_a_frame_that_cannot_be_read_is_counted_and_kept_out_of_the_log(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    alarms: list[bool] = []
+    alarm = FrameAlarm(alarms.append)
+    alarm.install()
+    try:
+        with caplog.at_level(logging.ERROR):
+            library.logger.error("Unrecognized message format %r", "ROW")
+            library.logger.error('Unrecognized message format \'{"errors":["Error 401: Unauthorized"]}\'')
+            library.logger.error("Connection attempt failed")
+    finally:
+        alarm.remove()
+    library.logger.error("Unrecognized message format: nobody listens any more")
+    assert alarms == [False, True]
+    assert "ROW" not in caplog.text
+    assert "Error 401" not in caplog.text
+    assert "Connection attempt failed" in caplog.text
+
+
+def test_the_url_is_the_projects() -> None:
+    for url in ("http://p.test", "http://p.test/", "http://p.test/realtime/v1"):
+        assert realtime_url(url) == "http://p.test/realtime/v1"
+
+
+@pytest.mark.parametrize(
+    ("error", "proxy", "words"),
+    [
+        (
+            InvalidStatus(Response(401, "Unauthorized", Headers(), b'{"error":"Token has expired"}')),
+            None,
+            "Token has expired (HTTP 401); check SUPABASE_SERVICE_ROLE_KEY",
+        ),
+        (InvalidStatus(Response(502, "Bad", Headers(), b"<html>")), None, "no reason given (HTTP 502)"),
+        (ProxyError("nope"), "http://p", "REALTIME_PROXY refuses"),
+        (ConnectionRefusedError("refused"), "http://p", "through the proxy of REALTIME_PROXY: refused"),
+        (TimeoutError(), None, "in time"),
+        (OSError("unreachable"), None, "cannot connect to Realtime: unreachable"),
+    ],
+)
+def test_why_there_is_no_connection_is_told_in_words_that_help(error: Exception, proxy: str | None, words: str) -> None:
+    target = RealtimeTarget("http://p.test", "t", "i", "auto", lambda: None, proxy)
+    assert words in connection_cause(error, target)

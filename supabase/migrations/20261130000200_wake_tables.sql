@@ -87,7 +87,7 @@ create table if not exists public.agent_wake_state (
 );
 comment on table public.agent_wake_state is 'What the gates remember of an agent: failures in a row, stall, last wake, its place on the waitlist.';
 comment on column public.agent_wake_state.waiting_since is 'created_at of the oldest item that waits; orders agents that joined the waitlist together.';
-create index if not exists agent_wake_state_waitlist on public.agent_wake_state (waitlisted_at, waiting_since) where waitlisted_at is not null;
+create index if not exists agent_wake_state_waitlist on public.agent_wake_state (waitlisted_at, waiting_since, agent_id) where waitlisted_at is not null;
 
 create table if not exists public.inbox_item_leases (
   item_id uuid primary key references public.agent_inbox_items (id) on delete cascade,
@@ -117,6 +117,8 @@ create table if not exists public.inbox_item_origins (
 comment on table public.inbox_item_origins is 'Where an item came from when an agent posted it: the wake, the sender, and how long the chain of wakes has grown.';
 create unique index if not exists inbox_item_origins_once on public.inbox_item_origins (tenant_id, from_agent_id, request_key) where request_key is not null;
 
+create index if not exists agent_inbox_items_completed on public.agent_inbox_items (agent_id, completed_at) where completed_at is not null;
+create index if not exists agent_inbox_items_failed on public.agent_inbox_items (agent_id, failed_at) where failed_at is not null;
 create index if not exists agent_inbox_items_open on public.agent_inbox_items (agent_id, created_at)
   where status in ('pending', 'failed', 'leased');
 

@@ -30,13 +30,17 @@ comment on function public.budget_blocks(uuid, timestamptz) is
   'Whether the agent''s budget forbids a wake: exceeded with hard cutoff, in the running month, and still at or above its limit.';
 
 create or replace function public.wake_cooldown_ends(p_state public.agent_wake_state, p_settings jsonb) returns timestamptz
-language sql immutable set search_path = ''
+language plpgsql immutable set search_path = ''
 as $$
-  select case when p_state.last_end_state in ('failed', 'timed_out', 'no_progress', 'spawn_failed')
+begin
+  return (
+    select case when p_state.last_end_state in ('failed', 'timed_out', 'no_progress', 'spawn_failed')
               then coalesce(p_state.last_ended_at, p_state.last_claimed_at)
               else p_state.last_claimed_at end
          + make_interval(secs => least((p_settings ->> 'max_wake_cooldown')::double precision,
                                        (p_settings ->> 'wake_cooldown')::double precision * power(2, least(p_state.consecutive_failures, 30))))
+  );
+end
 $$;
 comment on function public.wake_cooldown_ends(public.agent_wake_state, jsonb) is
   'When the agent''s cooldown is over: wake_cooldown doubled per failure in a row, at most max_wake_cooldown, from the start of a good wake or the end of a failed one. NULL before the first wake.';
@@ -155,19 +159,6 @@ end
 $$;
 comment on function public.wake_blockers(uuid) is 'Titles of the unresolved tasks that block the task of a task_assignment item; NULL when there are none.';
 
-create or replace function public.mark_wake_items(p_item_ids uuid[], p_agent_id uuid, p_success boolean) returns void
-language sql volatile set search_path = ''
-as $$
-  update public.agent_inbox_items
-     set last_wake_attempt_at = case when p_success then last_wake_attempt_at else now() end,
-         last_wake_success_at = case when p_success then now() else last_wake_success_at end
-   where agent_id = p_agent_id
-     and (id = any (p_item_ids[1:100])
-          or id in (select due.id from public.agent_inbox_due as due where due.agent_id = p_agent_id order by due.created_at limit 3))
-$$;
-comment on function public.mark_wake_items(uuid[], uuid, boolean) is
-  'Stamps last_wake_attempt_at, or last_wake_success_at, on the items of a wake: those that caused it (at most 100) and the three the agent will lease first.';
-
 -- ---------------------------------------------------------------------------------------------------------------
 -- Claims
 -- ---------------------------------------------------------------------------------------------------------------
@@ -211,8 +202,11 @@ declare
   v_gates record;
   v_live integer;
   v_items uuid[];
+  v_heads uuid[];
   v_wake public.agent_wakes;
   v_path text;
+  v_depth integer;
+  v_max_chain constant integer := public.wake_chain_limit(p_instance.settings);
 begin
   select id, slug, tenant_id into v_agent from public.agents
    where id = p_agent_id and gateway_id = p_instance.gateway_id and tenant_id = p_instance.tenant_id;
@@ -253,15 +247,21 @@ begin
                               'retry_in', extract(epoch from v_gates.retry_at - now()));
   end if;
 
-  select array_agg(due.id order by due.created_at) into v_items from public.agent_inbox_due as due
-   where due.agent_id = p_agent_id and due.due_at <= now() and due.id = any (p_item_ids);
-  v_items := coalesce(v_items, array[v_gates.due_item_id]);
+  -- item_ids: those that hints named (at most 100), else the oldest; then the ones the agent will lease first.
+  select array_agg(due.id order by due.created_at), max(due.chain_depth) into v_heads, v_depth
+    from (select * from public.agent_inbox_due as due
+           where due.agent_id = p_agent_id and due.due_at <= now() and due.chain_depth < v_max_chain order by due.created_at limit 100) as due;
+  v_items := array(select due.id from public.agent_inbox_due as due
+                    where due.agent_id = p_agent_id and due.id = any (p_item_ids) and due.due_at <= now() and due.chain_depth < v_max_chain
+                    order by due.created_at limit 100);
+  if cardinality(v_items) = 0 then
+    v_items := v_heads[1:1];
+  end if;
+  v_items := v_items || array(select head.id from unnest(v_heads[1:3]) with ordinality as head (id, place)
+                               where head.id <> all (v_items) order by head.place);
   insert into public.agent_wakes (tenant_id, agent_id, gateway_id, instance_id, claim_request, path, item_ids, chain_depth, model_override,
                                   thinking_override, deadline_at)
-  select v_agent.tenant_id, p_agent_id, p_instance.gateway_id, p_instance.id, p_request, v_path, v_items,
-         (select coalesce(max(due.chain_depth), 0) from public.agent_inbox_due as due
-           where due.agent_id = p_agent_id and due.due_at <= now()
-             and due.chain_depth < public.wake_chain_limit(p_instance.settings)),
+  select v_agent.tenant_id, p_agent_id, p_instance.gateway_id, p_instance.id, p_request, v_path, v_items, coalesce(v_depth, 0),
          case when jsonb_typeof(item.context -> 'model_override') = 'string' then nullif(item.context ->> 'model_override', '') end,
          case when jsonb_typeof(item.context -> 'thinking_override') = 'string' then nullif(item.context ->> 'thinking_override', '') end,
          now() + make_interval(secs => (p_instance.settings ->> 'agent_process_timeout')::double precision + 15)
@@ -270,7 +270,7 @@ begin
   update public.agent_wake_state
      set last_wake_id = v_wake.id, last_claimed_at = v_wake.claimed_at, waitlisted_at = null, waitlist_path = null, waiting_since = null, updated_at = now()
    where agent_id = p_agent_id;
-  perform public.mark_wake_items(v_items, p_agent_id, false);
+  update public.agent_inbox_items set last_wake_attempt_at = now() where id = any (v_items);
   return public.wake_grant(v_wake);
 end
 $$;
@@ -333,6 +333,8 @@ declare
   v_answer jsonb;
   v_answers jsonb := '[]';
   v_granted integer := 0;
+  v_page constant integer := 100;
+  v_seen integer;
 begin
   select jsonb_agg(public.wake_grant(wake)) into v_answer from public.agent_wakes as wake
    where wake.claim_request = p_request and wake.state in ('starting', 'running');
@@ -342,23 +344,35 @@ begin
   if p_limit <= 0 then
     return v_answers;
   end if;
-  for v_waiting in
-    select state.agent_id, state.waitlist_path from public.agent_wake_state as state
-      join public.agents as agent on agent.id = state.agent_id
-     where state.waitlisted_at is not null and agent.gateway_id = v_instance.gateway_id and agent.tenant_id = v_instance.tenant_id
-     order by state.waitlisted_at, state.waiting_since, state.agent_id
+  -- In pages: the plan then walks the index of the waitlist instead of sorting all of it for one free slot.
   loop
-    begin
-      v_answer := public.claim_one_wake(v_instance, v_waiting.agent_id, v_waiting.waitlist_path, '{}', p_request);
-    exception when query_canceled or lock_not_available or deadlock_detected or serialization_failure then
-      raise;
-    when others then
-      v_answer := jsonb_build_object('granted', false, 'agent_id', v_waiting.agent_id, 'skip_reason', 'error', 'error', sqlerrm, 'error_code', sqlstate);
-    end;
-    exit when v_answer ->> 'skip_reason' = 'concurrency_limit';
-    v_answers := v_answers || v_answer;
-    v_granted := v_granted + (v_answer ->> 'granted')::boolean::integer;
-    exit when v_granted >= p_limit;
+    v_seen := 0;
+    for v_waiting in
+      select state.agent_id, state.waitlist_path from public.agent_wake_state as state
+        join public.agents as agent on agent.id = state.agent_id
+       where state.waitlisted_at is not null and agent.gateway_id = v_instance.gateway_id and agent.tenant_id = v_instance.tenant_id
+       order by state.waitlisted_at, state.waiting_since, state.agent_id limit v_page
+    loop
+      v_seen := v_seen + 1;
+      begin
+        v_answer := public.claim_one_wake(v_instance, v_waiting.agent_id, v_waiting.waitlist_path, '{}', p_request);
+      exception when query_canceled or lock_not_available or deadlock_detected or serialization_failure then
+        raise;
+      when others then
+        -- Off the list with it, or it would stand at its head for ever; the sweep lists it again.
+        update public.agent_wake_state set waitlisted_at = null, waitlist_path = null, waiting_since = null where agent_id = v_waiting.agent_id;
+        v_answer := jsonb_build_object('granted', false, 'agent_id', v_waiting.agent_id, 'skip_reason', 'error', 'error', sqlerrm, 'error_code', sqlstate);
+      end;
+      if v_answer ->> 'skip_reason' = 'concurrency_limit' then
+        return v_answers;
+      end if;
+      v_answers := v_answers || v_answer;
+      v_granted := v_granted + (v_answer ->> 'granted')::boolean::integer;
+      if v_granted >= p_limit then
+        return v_answers;
+      end if;
+    end loop;
+    exit when v_seen < v_page;
   end loop;
   return v_answers;
 end
@@ -387,7 +401,7 @@ begin
     return jsonb_build_object('wake_id', p_wake_id, 'applied', v_wake.state = 'running' and v_wake.claim_token = p_claim_token and v_wake.pid = p_pid,
                               'code', case when v_wake.claim_token = p_claim_token and v_wake.pid = p_pid then 'already' else 'fence_lost' end);
   end if;
-  perform public.mark_wake_items(v_wake.item_ids, v_wake.agent_id, true);
+  update public.agent_inbox_items set last_wake_success_at = now() where id = any (v_wake.item_ids);
   return jsonb_build_object('wake_id', p_wake_id, 'applied', true, 'code', 'ok');
 end
 $$;
@@ -395,16 +409,21 @@ comment on function public.start_wake(uuid, uuid, text, integer, double precisio
   'The process of a claimed wake started: keeps its pid, start time and host, and stamps last_wake_success_at. Needs the claim token.';
 
 create or replace function public.wake_has_progress(p_wake public.agent_wakes) returns boolean
-language sql stable set search_path = ''
+language plpgsql stable set search_path = ''
 as $$
-  select p_wake.progressed_at is not null
+begin
+  return (
+    select p_wake.progressed_at is not null
       or exists (select from public.inbox_item_leases as lease
                   where lease.wake_id = p_wake.id and lease.outcome in ('done', 'failed', 'dead_letter', 'escalated'))
       or exists (select from public.agent_inbox_items as item
-                  where item.agent_id = p_wake.agent_id
-                    and (item.completed_at >= p_wake.claimed_at or (item.failed_at >= p_wake.claimed_at and item.attempt_count > 0)))
+                  where item.agent_id = p_wake.agent_id and item.completed_at >= p_wake.claimed_at)
+      or exists (select from public.agent_inbox_items as item
+                  where item.agent_id = p_wake.agent_id and item.failed_at >= p_wake.claimed_at and item.attempt_count > 0)
       or not exists (select from public.agent_inbox_items as item
                       where item.agent_id = p_wake.agent_id and item.status in ('pending', 'failed', 'leased') and item.attempt_count < item.max_attempts)
+  );
+end
 $$;
 comment on function public.wake_has_progress(public.agent_wakes) is 'Whether an item of the agent was finished during the wake, or nothing is left to do.';
 
@@ -502,13 +521,17 @@ comment on function public.mark_agent_stalled(uuid) is
   'Sets an agent''s pending items aside (failed, reason agent_stalled, attempts untouched) and tells the operator once per stall.';
 
 create or replace function public.wake_end_state(p_wake public.agent_wakes, p_ending text, p_exit_code integer) returns text
-language sql stable set search_path = ''
+language plpgsql stable set search_path = ''
 as $$
-  select case
+begin
+  return (
+    select case
     when p_ending in ('timed_out', 'interrupted', 'lost', 'spawn_failed') then p_ending
     when p_ending = 'exited' and p_exit_code <> 0 then 'failed'
     when public.wake_has_progress(p_wake) then 'succeeded'
     else 'no_progress' end
+  );
+end
 $$;
 comment on function public.wake_end_state(public.agent_wakes, text, integer) is
   'The state a wake ends in. Exit 0 without progress is no_progress; an unknown exit code (adopted child) is judged by progress alone.';

@@ -133,7 +133,7 @@ begin
     select oid::regprocedure as signature from pg_proc
      where pronamespace = 'public'::regnamespace
        and proname in ('budget_blocks', 'wake_cooldown_ends', 'wake_chain_limit', 'wake_gates', 'dispatcher_gateway_topic', 'reset_wake_failures', 'wake_blockers',
-                       'mark_wake_items', 'wake_grant', 'claim_one_wake', 'running_instance', 'claim_wakes', 'claim_waiting_wakes', 'start_wake',
+                       'wake_grant', 'claim_one_wake', 'running_instance', 'claim_wakes', 'claim_waiting_wakes', 'start_wake',
                        'wake_has_progress', 'give_up_item', 'release_wake_leases', 'spend_attempt_of_lost_wake', 'mark_agent_stalled', 'wake_end_state',
                        'end_wake', 'wait_for_next_wake', 'report_wakes', 'broadcast_hints_available', 'open_wakes_of_others',
                        'register_dispatcher_instance', 'adopt_wake', 'renew_wake_leases', 'heartbeat_dispatcher_instance', 'stop_dispatcher_instance',

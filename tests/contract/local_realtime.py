@@ -3,7 +3,7 @@
 import asyncio
 import threading
 from collections.abc import Coroutine, Mapping
-from typing import Any, TypeVar
+from typing import Any, Self, TypeVar
 
 from aiohttp import web
 
@@ -48,7 +48,7 @@ class LocalRealtime:
         """As the HTTP front sets them, from another thread."""
         return self.faults.update(changes)
 
-    def __enter__(self) -> "LocalRealtime":
+    def __enter__(self) -> Self:
         self._thread.start()
         self._in_loop(self._start())
         return self

@@ -3,7 +3,7 @@
 import json
 import time
 from collections import defaultdict, deque
-from typing import Any
+from typing import Any, Self
 
 from websockets.exceptions import ConnectionClosed
 from websockets.sync.client import ClientConnection, connect
@@ -28,7 +28,7 @@ class RawClient:
         self.waiting: defaultdict[str, deque[str]] = defaultdict(deque)
         self._ref = 1000
 
-    def __enter__(self) -> "RawClient":
+    def __enter__(self) -> Self:
         return self
 
     def __exit__(self, *_: object) -> None:

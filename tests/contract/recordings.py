@@ -67,9 +67,7 @@ class Masks:
             text = _REPLY_ID.sub(lambda found: self._name(found[0]), text)
         if '"broadcast"' in text:
             text = _UUID.sub("UUID", text)
-        return _EVENT_IDS.sub(
-            lambda found: ",".join(self._name(number) for number in found[0].split(",")), text
-        )
+        return _EVENT_IDS.sub(lambda found: ",".join(self._name(number) for number in found[0].split(",")), text)
 
     def _name(self, number: str) -> str:
         return self._known.setdefault(number, f"id {len(self._known) + 1}")
@@ -137,8 +135,7 @@ def _update(connection: psycopg.Connection[Any], change: Change) -> None:
     )
     connection.execute(
         sql.SQL(
-            "update {table} as t set {assignments} "
-            "from jsonb_populate_record(null::{table}, %s) as r where t.id = r.id"
+            "update {table} as t set {assignments} from jsonb_populate_record(null::{table}, %s) as r where t.id = r.id"
         ).format(table=sql.Identifier(*change.table), assignments=assignments),
         (change.record,),
     )

@@ -78,10 +78,10 @@ SPECIAL: dict[str, Scenario] = {
         before={"Server requested disconnect": lambda realtime: realtime.set_faults(server_disconnect=True)}
     ),
     "bcast_private": Scenario(statements={0: _SEND}),
-    "bcast_public": Scenario(
-        statements={0: "select realtime.send('{\"a\": 2}', 'wake', 'gateway:g2', false)"}
-    ),
+    "bcast_public": Scenario(statements={0: "select realtime.send('{\"a\": 2}', 'wake', 'gateway:g2', false)"}),
 }
+
+
 def token(realtime: LocalRealtime, kind: str) -> str:
     """A token of one of the kinds that the recordings were made with."""
     keys = realtime.keys
@@ -141,7 +141,9 @@ class Replay:
     def _url(self) -> str:
         found = next((match for line in self.lines if (match := _CONNECT.search(line.raw))), None)
         path, query = (found["path"], found["query"]) if found else (PATHS[0], "apikey=<jwt>&vsn=1.0.0")
-        pairs = dict(pair.split("=") for pair in query.replace("<jwt>", token(self.realtime, "service_role")).split("&"))
+        pairs = dict(
+            pair.split("=") for pair in query.replace("<jwt>", token(self.realtime, "service_role")).split("&")
+        )
         return self.realtime.websocket_url(path=path, **pairs)
 
     def _with_tokens(self, raw: str) -> str:

@@ -135,9 +135,7 @@ def test_delivered_messages_are_removed_from_the_table(
     wait_until(lambda: recorded_database.value("select count(*) from realtime.messages") == 0)
 
 
-def test_broadcast_does_not_wait_for_the_log_of_changes(
-    client: RawClient, recorded_database: Database
-) -> None:
+def test_broadcast_does_not_wait_for_the_log_of_changes(client: RawClient, recorded_database: Database) -> None:
     client.subscribe("realtime:x", {"event": "INSERT", "schema": "public", "table": "plain"})
     client.listen(TOPIC)
     recorded_database.execute("insert into plain select n, 'v' from generate_series(1, 5000) as n")

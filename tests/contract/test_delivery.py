@@ -177,9 +177,7 @@ def test_update_of_the_key_reports_the_old_key(client: RawClient, recorded_datab
     assert (data["record"]["id"], data["old_record"]) == (2, {"id": 1})
 
 
-def test_columns_that_the_role_may_not_read_are_left_out(
-    realtime: LocalRealtime, recorded_database: Database
-) -> None:
+def test_columns_that_the_role_may_not_read_are_left_out(realtime: LocalRealtime, recorded_database: Database) -> None:
     recorded_database.execute("revoke all on plain from authenticated")
     recorded_database.execute("grant select (id, agent_id) on plain to authenticated")
     with RawClient(realtime.websocket_url(apikey=realtime.keys.token("authenticated"))) as client:
@@ -193,9 +191,7 @@ def test_columns_that_the_role_may_not_read_are_left_out(
         assert "invalid column for filter v" in client.payload("realtime:f", "system")["message"]
 
 
-def test_slot_is_temporary_and_goes_with_the_server(
-    cluster: PostgresServer, recorded_database: Database
-) -> None:
+def test_slot_is_temporary_and_goes_with_the_server(cluster: PostgresServer, recorded_database: Database) -> None:
     count = "select count(*) from pg_replication_slots where database = current_database() and temporary"
     with LocalRealtime(recorded_database.url) as realtime:
         assert recorded_database.value(count) == 0

@@ -30,9 +30,7 @@ def client(url: str) -> Iterator[RawClient]:
 @pytest.fixture
 def send(recorded_database: Database) -> Any:
     def send(number: int) -> None:
-        recorded_database.execute(
-            "select realtime.send(%s, 'wake', 'x', true)", (json.dumps({"n": number}),)
-        )
+        recorded_database.execute("select realtime.send(%s, 'wake', 'x', true)", (json.dumps({"n": number}),))
 
     return send
 
@@ -238,22 +236,3 @@ def test_down_cuts_sockets_and_resets_attempts_for_its_time(
         except (OSError, InvalidHandshake, ConnectionClosed):
             refused += 1
     assert refused > 0
-
-
-@pytest.mark.parametrize(
-    "changes",
-    [{"nonsense": True}, {"silence": 1}, {"drop_events": True}, {"close": "1000"}, {"delay_events": "1"}],
-)
-def test_update_refuses_what_it_does_not_know_and_changes_nothing(changes: dict[str, object]) -> None:
-    faults = Faults()
-    with pytest.raises(ValueError, match=next(iter(changes))):
-        faults.update({"silence": True, **changes} if "silence" not in changes else changes)
-    assert faults == Faults()
-
-
-def test_state_is_plain_json_and_can_be_cleared() -> None:
-    faults = Faults()
-    state = faults.update({"silence": True, "refuse_join": "no", "delay_events": 1})
-    assert json.loads(json.dumps(state))["refuse_join"] == "no"
-    faults.clear()
-    assert faults.as_dict() == Faults().as_dict()

@@ -97,9 +97,7 @@ def javascript(start: Start) -> JavaScript:
     return start()
 
 
-def test_insert_update_delete_arrive_filtered_and_typed(
-    javascript: JavaScript, recorded_database: Database
-) -> None:
+def test_insert_update_delete_arrive_filtered_and_typed(javascript: JavaScript, recorded_database: Database) -> None:
     javascript.ready("plain", PLAIN, {**PLAIN, "event": "INSERT", "filter": "agent_id=eq.a1"})
     recorded_database.execute("insert into plain values (1, 'x', 'a1')")
     recorded_database.execute("update plain set v = 'y'")

@@ -22,9 +22,7 @@ _CONNECTED = (
 class Outage:
     """Takes the database away from Realtime, and gives it back."""
 
-    def __init__(
-        self, cluster: PostgresServer, database: Database, wait_until: Callable[..., object]
-    ) -> None:
+    def __init__(self, cluster: PostgresServer, database: Database, wait_until: Callable[..., object]) -> None:
         self._admin = psycopg.connect(cluster.url(), autocommit=True)
         self._database = database
         self._wait_until = wait_until
@@ -70,9 +68,7 @@ class Outage:
 
 
 @pytest.fixture
-def outage(
-    cluster: PostgresServer, recorded_database: Database, wait_until: Callable[..., object]
-) -> Iterator[Outage]:
+def outage(cluster: PostgresServer, recorded_database: Database, wait_until: Callable[..., object]) -> Iterator[Outage]:
     outage = Outage(cluster, recorded_database, wait_until)
     yield outage
     outage.close()

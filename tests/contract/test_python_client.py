@@ -3,7 +3,7 @@
 import asyncio
 import json
 from collections.abc import Awaitable, Callable
-from typing import Any
+from typing import Any, Self
 
 import pytest
 from realtime import AsyncRealtimeChannel, AsyncRealtimeClient
@@ -29,7 +29,7 @@ class Listener:
         self.systems: asyncio.Queue[Any] = asyncio.Queue()
         self.states: asyncio.Queue[str] = asyncio.Queue()
 
-    async def __aenter__(self) -> "Listener":
+    async def __aenter__(self) -> Self:
         return self
 
     async def __aexit__(self, *_: object) -> None:
@@ -43,9 +43,7 @@ class Listener:
             topic, {"config": {"private": private, "broadcast": {"ack": False, "self": False}, "presence": None}}
         )
         for one in filters:
-            channel.on_postgres_changes(
-                event, self.changes.put_nowait, table="plain", schema="public", filter=one
-            )
+            channel.on_postgres_changes(event, self.changes.put_nowait, table="plain", schema="public", filter=one)
         channel.on_broadcast("wake", self.broadcasts.put_nowait)
         channel.on_system(self.systems.put_nowait)
         await channel.subscribe(lambda state, error: self.states.put_nowait(state.value))
@@ -120,9 +118,7 @@ def test_private_broadcasts_from_the_database_reach_the_client(
 
 
 @pytest.mark.parametrize("code", [1000, 1001, 1006, 1012])
-def test_client_is_back_after_a_close(
-    realtime: LocalRealtime, recorded_database: Database, code: int
-) -> None:
+def test_client_is_back_after_a_close(realtime: LocalRealtime, recorded_database: Database, code: int) -> None:
     async def story() -> None:
         async with Listener(realtime) as listener:
             await listener.ready("plain", None)

@@ -35,9 +35,7 @@ from tests.contract.local_realtime import LocalRealtime
 from tests.contract.replay import Replay
 from tests.support.database import Database
 
-ELSEWHERE = re.compile(
-    r"filters|frame_too_big|connect_.*|vsn_.*|server_sigterm|too_many_channels|tenant_disconnect_.*"
-)
+ELSEWHERE = re.compile(r"filters|frame_too_big|connect_.*|vsn_.*|server_sigterm|too_many_channels|tenant_disconnect_.*")
 SCENARIOS = [name for name in recordings.names() if not ELSEWHERE.fullmatch(name)]
 
 

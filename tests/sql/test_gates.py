@@ -45,10 +45,10 @@ def test_a_grant_carries_everything_a_spawn_needs(database: Database, seed: Seed
 
 def test_the_sweep_runs_an_agent_on_the_overrides_of_its_oldest_item(seed: Seed, dispatcher) -> None:
     agent = seed.agent("ada")
-    seed.item("ada", context={"model_override": "newer"}, created_at=ago(minutes=1))
+    newer = seed.item("ada", context={"model_override": "newer"}, created_at=ago(minutes=1))
     oldest = seed.item("ada", context={"model_override": "older"}, created_at=ago(minutes=9))
     grant = dispatcher().claim(agent, path="sweep")
-    assert (grant["model_override"], grant["item_ids"]) == ("older", [str(oldest)])
+    assert (grant["model_override"], grant["item_ids"]) == ("older", [str(oldest), str(newer)])
 
 
 @pytest.mark.parametrize("status", ["paused", "hibernating"])
@@ -193,7 +193,7 @@ def test_the_first_closed_gate_names_the_refusal(database: Database, seed: Seed,
     seen = []
     for opening in (
         "update agent_wake_state set consecutive_failures = 0",
-        "update agent_wakes set state = 'lost', ended_at = now() from agents where agents.id = agent_id and slug = 'ada'",
+        "update agent_wakes set state = 'lost', ended_at = now() from agents a where a.id = agent_id and slug = 'ada'",
         "update agents set status = 'ready' where slug = 'ada'",
         "update agent_inbox_items set leased_until = now() - interval '1 s', max_attempts = 0 where agent_slug = 'ada'",
         "update agent_budgets set monthly_limit_usd = 100",

@@ -14,7 +14,8 @@ def lease(database: Database, item: uuid.UUID, grant: dict[str, Any], seconds: i
     """As an agent's script does it."""
     database.execute(
         """update agent_inbox_items set status = 'leased', attempt_count = attempt_count + 1,
-                  leased_at = clock_timestamp(), leased_until = clock_timestamp() + make_interval(secs => %s) where id = %s""",
+                  leased_at = clock_timestamp(),
+                  leased_until = clock_timestamp() + make_interval(secs => %s) where id = %s""",
         [seconds, item],
     )
     database.execute(

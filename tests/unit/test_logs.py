@@ -285,8 +285,7 @@ def test_threads_do_not_mix_their_lines() -> None:
     stream = Shredder()
     configure_logging("info", gateway_id="g", tenant_id="t", stream=stream)
     threads = [
-        threading.Thread(target=lambda: [get_logger().info("a.b", number=n) for n in range(200)])
-        for _ in range(4)
+        threading.Thread(target=lambda: [get_logger().info("a.b", number=n) for n in range(200)]) for _ in range(4)
     ]
     for thread in threads:
         thread.start()

@@ -38,9 +38,7 @@ VALID = re.compile(r"[a-z0-9_][a-z0-9_-]*")
         (["adam", "xada"], "ws", "ada", "ws/ada"),
     ],
 )
-def test_which_id_an_agent_is_woken_by(
-    known: list[str], workspace: str | None, slug: str, expected: str
-) -> None:
+def test_which_id_an_agent_is_woken_by(known: list[str], workspace: str | None, slug: str, expected: str) -> None:
     assert resolve_id(known, workspace, slug) == expected
 
 
@@ -71,9 +69,7 @@ def test_ids_in_the_file_that_are_no_ids_match_nothing() -> None:
 
 
 @given(st.lists(st.text(max_size=8), max_size=5), st.none() | st.text(max_size=8), st.text(max_size=8))
-def test_whatever_the_slugs_the_id_is_known_or_names_both(
-    known: list[str], workspace: str | None, slug: str
-) -> None:
+def test_whatever_the_slugs_the_id_is_known_or_names_both(known: list[str], workspace: str | None, slug: str) -> None:
     try:
         agent_id = resolve_id(known, workspace, slug)
     except InvalidAgentId:

@@ -1,0 +1,383 @@
+-- Workflow runs: their queue, who they are routed to, what they may cost, and the trail they leave. Safe to apply twice.
+
+create table if not exists public.departments (
+  tenant_id uuid not null default '00000000-0000-0000-0000-000000000000' references public.tenants (id) on delete cascade,
+  id text not null default gen_random_uuid()::text check (id <> ''),
+  name text not null,
+  created_at timestamptz not null default now(),
+  primary key (tenant_id, id)
+);
+comment on table public.departments is 'Departments agents belong to, for budgets.';
+
+create table if not exists public.agent_profiles (
+  tenant_id uuid not null default '00000000-0000-0000-0000-000000000000' references public.tenants (id) on delete cascade,
+  agent_id text not null check (agent_id <> ''),
+  department_id text,
+  display_name text,
+  role text,
+  capabilities text[] not null default '{}',
+  created_at timestamptz not null default now(),
+  updated_at timestamptz not null default now(),
+  primary key (tenant_id, agent_id)
+);
+comment on table public.agent_profiles is
+  'What an agent (by slug) is in the organisation: department, role, capabilities. A department without a row in departments is a name of its own.';
+create index if not exists agent_profiles_by_department on public.agent_profiles (tenant_id, department_id) where department_id is not null;
+
+create table if not exists public.workflow_agent_routing (
+  tenant_id uuid not null default '00000000-0000-0000-0000-000000000000' references public.tenants (id) on delete cascade,
+  workflow_type text not null check (workflow_type <> ''),
+  agent_id text not null check (agent_id <> ''),
+  priority integer not null default 0,
+  max_concurrent integer not null default 1 check (max_concurrent >= 0),
+  timeout_minutes integer not null default 60 check (timeout_minutes > 0),
+  created_at timestamptz not null default now(),
+  primary key (tenant_id, workflow_type)
+);
+comment on table public.workflow_agent_routing is 'Which agent (slug) runs a workflow type, how many at once (0: none), and for how long.';
+
+create table if not exists public.workflow_runs (
+  id uuid primary key default gen_random_uuid(),
+  tenant_id uuid not null default '00000000-0000-0000-0000-000000000000' references public.tenants (id) on delete cascade,
+  workflow_type text not null check (workflow_type <> ''),
+  status text not null default 'queued' constraint workflow_runs_status_known check (status in (
+    'queued', 'dispatched', 'claimed', 'running', 'waiting_for_approval', 'blocked', 'completed', 'failed', 'timed_out', 'cancelled')),
+  priority integer not null default 0,
+  initiator text,
+  task_id text,
+  owner_agent_id text,
+  pinned_agent_id text check (pinned_agent_id <> ''),
+  dispatch_attempts integer not null default 0 check (dispatch_attempts >= 0),
+  release_count integer not null default 0 check (release_count >= 0),
+  queued_at timestamptz not null default now(),
+  dispatched_at timestamptz,
+  claimed_at timestamptz,
+  claimed_by text,
+  started_at timestamptz,
+  finished_at timestamptz,
+  deadline_at timestamptz,
+  last_heartbeat_at timestamptz,
+  next_attempt_at timestamptz,
+  claim_token uuid,
+  session_id text,
+  wake_id uuid,
+  paused_from text check (paused_from in ('queued', 'dispatched', 'claimed', 'running')),
+  blocker_type text,
+  blocker_description text,
+  escalated_to text,
+  last_error text,
+  last_error_at timestamptz,
+  input_payload jsonb not null default '{}',
+  output_summary jsonb,
+  input_tokens bigint,
+  output_tokens bigint,
+  cached_tokens bigint,
+  model_id text,
+  cost_estimate numeric(12, 6),
+  currency text not null default 'USD',
+  reserved_usd numeric(12, 6),
+  reserved_tokens bigint,
+  reported_at timestamptz,
+  accounted_at timestamptz,
+  request_key text,
+  created_at timestamptz not null default now(),
+  updated_at timestamptz not null default now(),
+  constraint workflow_runs_dispatched_has_time check (status <> 'dispatched' or (dispatched_at is not null and owner_agent_id is not null)),
+  constraint workflow_runs_claimed_is_held check (status not in ('claimed', 'running')
+    or (claimed_at is not null and claim_token is not null and deadline_at is not null)),
+  constraint workflow_runs_running_has_start check (status <> 'running' or started_at is not null),
+  constraint workflow_runs_finished_has_time check ((status in ('completed', 'failed', 'timed_out', 'cancelled')) = (finished_at is not null)),
+  constraint workflow_runs_paused_knows_from check ((status in ('waiting_for_approval', 'blocked')) = (paused_from is not null))
+);
+comment on table public.workflow_runs is
+  'The queue of workflow runs and their whole life. Cost and tokens that are NULL were not reported; they are never taken as zero.';
+comment on column public.workflow_runs.task_id is 'The task the run serves, of tasks or of another system.';
+comment on column public.workflow_runs.owner_agent_id is 'Slug of the agent it was dispatched to.';
+comment on column public.workflow_runs.pinned_agent_id is 'Slug of the agent it was reassigned to; wins over the route.';
+comment on column public.workflow_runs.deadline_at is 'When a claimed or running run is timed out; set at the claim from the route.';
+comment on column public.workflow_runs.claim_token is 'The fence of the present claim.';
+comment on column public.workflow_runs.wake_id is 'The wake whose process works on it, where the daemon started one.';
+comment on column public.workflow_runs.cost_estimate is 'What the agent reported it cost.';
+comment on column public.workflow_runs.reserved_usd is 'What was set aside for it at its dispatch; counts in budgets until a cost is reported.';
+comment on column public.workflow_runs.accounted_at is 'When its cost was booked, which decides the budget period: its first report, or its end without one.';
+
+create index if not exists workflow_runs_queued on public.workflow_runs (tenant_id, workflow_type, queued_at) where status = 'queued';
+create index if not exists workflow_runs_queued_pinned on public.workflow_runs (tenant_id, workflow_type, pinned_agent_id)
+  where status = 'queued' and pinned_agent_id is not null;
+create index if not exists workflow_runs_active on public.workflow_runs (tenant_id, workflow_type, status)
+  where status in ('dispatched', 'claimed', 'running');
+create index if not exists workflow_runs_dispatched_to on public.workflow_runs (tenant_id, owner_agent_id, dispatched_at) where status = 'dispatched';
+create index if not exists workflow_runs_by_status on public.workflow_runs (tenant_id, status, workflow_type);
+create index if not exists workflow_runs_newest on public.workflow_runs (tenant_id, created_at desc);
+create index if not exists workflow_runs_accounted on public.workflow_runs (tenant_id, accounted_at)
+  include (cost_estimate, reserved_usd, input_tokens, output_tokens, reserved_tokens, workflow_type) where accounted_at is not null;
+create index if not exists workflow_runs_accounted_by_agent on public.workflow_runs (tenant_id, owner_agent_id, accounted_at)
+  include (cost_estimate, reserved_usd, input_tokens, output_tokens, reserved_tokens, workflow_type) where accounted_at is not null;
+create index if not exists workflow_runs_accounted_by_type on public.workflow_runs (tenant_id, workflow_type, accounted_at)
+  include (cost_estimate, reserved_usd, input_tokens, output_tokens, reserved_tokens) where accounted_at is not null;
+create index if not exists workflow_runs_reported on public.workflow_runs (tenant_id, workflow_type, reported_at desc)
+  where reported_at is not null and finished_at is not null;
+create unique index if not exists workflow_runs_once on public.workflow_runs (tenant_id, request_key) where request_key is not null;
+create index if not exists workflow_runs_by_wake on public.workflow_runs (wake_id) where wake_id is not null;
+
+create table if not exists public.workflow_run_transitions (
+  from_status text not null,
+  to_status text not null,
+  meaning text not null,
+  needs_override boolean not null default false,
+  primary key (from_status, to_status)
+);
+comment on table public.workflow_run_transitions is
+  'The whole state table of a run: what is not in it is refused. needs_override: only override_failure, which is audited, may do it.';
+insert into public.workflow_run_transitions (from_status, to_status, meaning, needs_override) values
+  ('queued', 'dispatched', 'handed to the agent its type is routed to', false),
+  ('dispatched', 'dispatched', 'nobody claimed it in time: a fresh attempt', false),
+  ('dispatched', 'queued', 'taken back without spending an attempt: held by a budget, or its route is gone', false),
+  ('dispatched', 'claimed', 'an agent''s session took it', false),
+  ('dispatched', 'failed', 'nobody claimed it in any of its attempts', false),
+  ('claimed', 'running', 'first heartbeat', false),
+  ('claimed', 'queued', 'released: by the agent, or for want of a heartbeat', false),
+  ('claimed', 'failed', 'failed before its first heartbeat, or released too often', false),
+  ('claimed', 'timed_out', 'over its deadline', false),
+  ('running', 'queued', 'released: by the agent, or for want of a heartbeat', false),
+  ('running', 'completed', 'the agent finished it', false),
+  ('running', 'failed', 'the agent gave it up, or it was released too often', false),
+  ('running', 'timed_out', 'over its deadline', false),
+  ('queued', 'cancelled', 'stopped by an operator or a budget', false),
+  ('dispatched', 'cancelled', 'stopped by an operator or a budget', false),
+  ('claimed', 'cancelled', 'stopped by an operator or a budget', false),
+  ('running', 'cancelled', 'stopped by an operator or a budget', false),
+  ('queued', 'waiting_for_approval', 'an approval is asked for', false),
+  ('dispatched', 'waiting_for_approval', 'an approval is asked for', false),
+  ('claimed', 'waiting_for_approval', 'an approval is asked for', false),
+  ('running', 'waiting_for_approval', 'an approval is asked for', false),
+  ('queued', 'blocked', 'paused or blocked', false),
+  ('dispatched', 'blocked', 'paused or blocked', false),
+  ('claimed', 'blocked', 'paused or blocked', false),
+  ('running', 'blocked', 'paused or blocked', false),
+  ('waiting_for_approval', 'blocked', 'an approval was rejected', false),
+  ('blocked', 'waiting_for_approval', 'an approval is asked for', false),
+  ('waiting_for_approval', 'queued', 'back to where it was', false),
+  ('waiting_for_approval', 'dispatched', 'back to where it was', false),
+  ('waiting_for_approval', 'claimed', 'back to where it was', false),
+  ('waiting_for_approval', 'running', 'back to where it was', false),
+  ('blocked', 'queued', 'back to where it was', false),
+  ('blocked', 'dispatched', 'back to where it was', false),
+  ('blocked', 'claimed', 'back to where it was', false),
+  ('blocked', 'running', 'back to where it was', false),
+  ('waiting_for_approval', 'cancelled', 'stopped by an operator', false),
+  ('blocked', 'cancelled', 'stopped by an operator', false),
+  ('failed', 'queued', 'tried again by override_failure', true),
+  ('timed_out', 'queued', 'tried again by override_failure', true)
+on conflict (from_status, to_status) do update set meaning = excluded.meaning, needs_override = excluded.needs_override;
+
+create table if not exists public.workflow_run_events (
+  id bigint generated always as identity primary key,
+  tenant_id uuid not null references public.tenants (id) on delete cascade,
+  run_id uuid not null references public.workflow_runs (id) on delete cascade,
+  from_status text not null,
+  to_status text not null,
+  attempt integer not null,
+  actor text,
+  reason text,
+  at timestamptz not null default clock_timestamp()
+);
+comment on table public.workflow_run_events is 'One row per transition of a run, written by trigger. Append-only.';
+create index if not exists workflow_run_events_by_run on public.workflow_run_events (run_id, id);
+
+create table if not exists public.workflow_claims (
+  claim_token uuid primary key,
+  tenant_id uuid not null references public.tenants (id) on delete cascade,
+  run_id uuid not null references public.workflow_runs (id) on delete cascade,
+  workflow_type text not null,
+  agent_id text,
+  session_id text not null,
+  attempt integer not null,
+  claimed_at timestamptz not null default now(),
+  ended_at timestamptz,
+  ended_as text,
+  cost_usd numeric(12, 6),
+  tokens bigint,
+  accounted_at timestamptz,
+  constraint workflow_claims_ended_as_something check ((ended_at is null) = (ended_as is null))
+);
+comment on table public.workflow_claims is
+  'Every claim of a run: which session held which attempt and how that ended. Costs of a claim that was lost are booked here, once.';
+create index if not exists workflow_claims_by_run on public.workflow_claims (run_id, claimed_at);
+create index if not exists workflow_claims_accounted on public.workflow_claims (tenant_id, accounted_at) where accounted_at is not null;
+
+create table if not exists public.workflow_notifications (
+  id uuid primary key default gen_random_uuid(),
+  tenant_id uuid not null references public.tenants (id) on delete cascade,
+  run_id uuid not null references public.workflow_runs (id) on delete cascade,
+  attempt integer not null,
+  agent_id text not null,
+  gateway_id uuid references public.gateways (id) on delete cascade,
+  state text not null default 'pending' check (state in ('pending', 'sending', 'sent', 'failed', 'obsolete')),
+  tries integer not null default 0,
+  next_try_at timestamptz not null default now(),
+  claim_token uuid,
+  claimed_until timestamptz,
+  last_error text,
+  sent_at timestamptz,
+  created_at timestamptz not null default now(),
+  unique (run_id, attempt),
+  constraint workflow_notifications_sending_is_claimed check ((state = 'sending') = (claim_token is not null and claimed_until is not null)),
+  constraint workflow_notifications_sent_has_time check ((state = 'sent') = (sent_at is not null))
+);
+comment on table public.workflow_notifications is
+  'The outbox: one row per dispatch, to be told to its agent by the daemon of its gateway (any daemon of the tenant where the agent has none).';
+create index if not exists workflow_notifications_due on public.workflow_notifications (tenant_id, next_try_at) where state in ('pending', 'sending');
+
+create table if not exists public.workflow_respawns (
+  run_id uuid not null references public.workflow_runs (id) on delete cascade,
+  attempt integer not null,
+  tenant_id uuid not null references public.tenants (id) on delete cascade,
+  wake_id uuid references public.agent_wakes (id) on delete set null,
+  session_id text not null,
+  previous_session_id text,
+  created_at timestamptz not null default now(),
+  primary key (run_id, attempt)
+);
+comment on table public.workflow_respawns is 'Orphans that were spawned again: at most one row per attempt of a run, whatever restarts in between.';
+create index if not exists workflow_respawns_by_wake on public.workflow_respawns (wake_id) where wake_id is not null;
+
+create table if not exists public.workflow_approvals (
+  id uuid primary key default gen_random_uuid(),
+  tenant_id uuid not null default '00000000-0000-0000-0000-000000000000' references public.tenants (id) on delete cascade,
+  run_id uuid not null references public.workflow_runs (id) on delete cascade,
+  step_name text not null,
+  approver_id text,
+  status text not null default 'pending' check (status in ('pending', 'approved', 'rejected', 'cancelled', 'expired')),
+  note text,
+  requested_by text,
+  decided_by text,
+  decided_at timestamptz,
+  due_at timestamptz,
+  expires_at timestamptz,
+  escalated_to text,
+  created_at timestamptz not null default now(),
+  updated_at timestamptz not null default now()
+);
+comment on table public.workflow_approvals is 'Approvals a run waits for.';
+create index if not exists workflow_approvals_by_run on public.workflow_approvals (run_id, status);
+create index if not exists workflow_approvals_expiring on public.workflow_approvals (tenant_id, expires_at) where status = 'pending' and expires_at is not null;
+
+create table if not exists public.budgets (
+  id uuid primary key default gen_random_uuid(),
+  tenant_id uuid not null default '00000000-0000-0000-0000-000000000000' references public.tenants (id) on delete cascade,
+  name text not null check (name <> ''),
+  scope text not null check (scope in ('agent', 'department', 'project', 'fleet')),
+  scope_id text check (scope_id <> ''),
+  period text not null check (period in ('daily', 'weekly', 'monthly')),
+  timezone text not null default 'UTC',
+  cap_usd numeric(14, 6) check (cap_usd >= 0 and cap_usd <> 'NaN'),
+  cap_tokens bigint check (cap_tokens >= 0),
+  action_on_exceed text not null default 'warn' check (action_on_exceed in ('warn', 'pause_new_runs', 'hard_stop')),
+  active boolean not null default true,
+  fail_closed boolean not null default false,
+  created_at timestamptz not null default now(),
+  updated_at timestamptz not null default now(),
+  constraint budgets_fleet_has_no_scope_id check ((scope = 'fleet') = (scope_id is null)),
+  constraint budgets_one_cap check (num_nonnulls(cap_usd, cap_tokens) = 1)
+);
+comment on table public.budgets is
+  'What may be spent per period of its zone by an agent, a department, a project (a workflow type) or the whole fleet. fail_closed: holds runs when it cannot be evaluated.';
+create unique index if not exists budgets_one_active on public.budgets (tenant_id, scope, coalesce(scope_id, ''), period) where active;
+
+create table if not exists public.budget_events (
+  id bigint generated always as identity primary key,
+  tenant_id uuid not null default '00000000-0000-0000-0000-000000000000' references public.tenants (id) on delete cascade,
+  budget_id uuid not null references public.budgets (id) on delete cascade,
+  period_key text not null,
+  event_kind text not null check (event_kind in ('warned', 'paused', 'hard_stopped', 'recovered')),
+  detail jsonb not null default '{}',
+  created_at timestamptz not null default clock_timestamp(),
+  constraint budget_events_once unique (budget_id, period_key, event_kind)
+);
+comment on table public.budget_events is 'Breaches of budgets and their ends: each kind once per budget and period.';
+
+-- A YourHQ database has an audit_log of another shape already: ours has a name of its own, and the short one where it is free.
+create table if not exists public.workflow_audit_log (
+  id bigint generated always as identity primary key,
+  tenant_id uuid not null default '00000000-0000-0000-0000-000000000000' references public.tenants (id) on delete cascade,
+  actor text not null,
+  action text not null,
+  class text,
+  severity text,
+  target text,
+  before jsonb,
+  after jsonb,
+  allowed boolean not null default true,
+  at timestamptz not null default now()
+);
+comment on table public.workflow_audit_log is 'Who did, or was denied, what to which run. Denials are audited too.';
+create index if not exists workflow_audit_log_by_time on public.workflow_audit_log (tenant_id, at desc);
+
+do $$
+begin
+  if to_regclass('public.audit_log') is null then
+    create view public.audit_log with (security_invoker = true) as
+      select id, tenant_id, actor, action, class, severity, target, before, after, allowed, at from public.workflow_audit_log;
+    comment on view public.audit_log is 'workflow_audit_log under its short name, where no other table has it.';
+    revoke all on public.audit_log from public, anon, authenticated;
+    grant select, insert on public.audit_log to service_role;
+    grant select on public.audit_log to authenticated;
+  end if;
+end
+$$;
+
+-- A respawned orphan is a wake like any other, on a path of its own; a run that ends from outside asks for the end of its process.
+alter table public.agent_wakes add column if not exists workflow_run_id uuid references public.workflow_runs (id) on delete set null;
+alter table public.agent_wakes add column if not exists stop_cause text;
+comment on column public.agent_wakes.workflow_run_id is 'The orphaned run this wake was started for.';
+comment on column public.agent_wakes.stop_cause is 'Set when the run its process works on was ended from outside: its instance stops the process.';
+create index if not exists agent_wakes_to_stop on public.agent_wakes (instance_id) where stop_cause is not null and ended_at is null;
+create index if not exists agent_wakes_by_workflow_run on public.agent_wakes (workflow_run_id) where workflow_run_id is not null;
+
+do $$
+begin
+  if not exists (select from pg_catalog.pg_constraint where conrelid = 'public.agent_wakes'::regclass and conname = 'agent_wakes_path_check'
+                    and pg_catalog.pg_get_constraintdef(oid) like '%workflow%') then
+    alter table public.agent_wakes drop constraint if exists agent_wakes_path_check;
+    alter table public.agent_wakes add constraint agent_wakes_path_check
+      check (path in ('event', 'sweep', 'waitlist', 'due', 'command', 'workflow'));
+  end if;
+  if not exists (select from pg_catalog.pg_constraint where conrelid = 'public.workflow_runs'::regclass and conname = 'workflow_runs_wake_id_fkey') then
+    alter table public.workflow_runs add constraint workflow_runs_wake_id_fkey
+      foreign key (wake_id) references public.agent_wakes (id) on delete set null;
+  end if;
+  if not exists (select from pg_publication_tables where pubname = 'supabase_realtime' and schemaname = 'public' and tablename = 'workflow_runs') then
+    alter publication supabase_realtime add table public.workflow_runs;
+  end if;
+end
+$$;
+
+do $$
+declare
+  v_table text;
+begin
+  foreach v_table in array array['departments', 'agent_profiles', 'workflow_agent_routing', 'workflow_runs', 'workflow_run_transitions',
+                                 'workflow_run_events', 'workflow_claims', 'workflow_notifications', 'workflow_respawns', 'workflow_approvals',
+                                 'budgets', 'budget_events', 'workflow_audit_log'] loop
+    execute format('alter table public.%I enable row level security', v_table);
+    execute format('revoke all on public.%I from public, anon, authenticated', v_table);
+    execute format('grant all on public.%I to service_role', v_table);
+    if v_table not in ('workflow_claims', 'workflow_notifications', 'workflow_respawns') then
+      execute format('grant select on public.%I to authenticated', v_table);
+      execute format('drop policy if exists tenant_reads on public.%I', v_table);
+      execute format('create policy tenant_reads on public.%I for select to authenticated using (%s)', v_table,
+                     case v_table when 'workflow_run_transitions' then 'true' else 'tenant_id = public.current_tenant_id()' end);
+    end if;
+  end loop;
+  -- The fence of a claim is for its holder alone.
+  revoke select on public.workflow_runs from authenticated;
+  execute (select format('grant select (%s) on public.workflow_runs to authenticated', string_agg(quote_ident(attname), ', '))
+             from pg_catalog.pg_attribute where attrelid = 'public.workflow_runs'::regclass and attnum > 0 and not attisdropped
+              and attname <> 'claim_token');
+  -- Append-only, also for the service role.
+  revoke update, delete, truncate on public.workflow_run_events, public.workflow_audit_log from service_role;
+end
+$$;
+
+notify pgrst, 'reload schema';

@@ -22,6 +22,7 @@ from pathlib import Path
 
 import psycopg
 import pytest
+from hypothesis import settings as hypothesis_settings
 from psycopg import sql
 
 from dispatcher.local.api import Api
@@ -37,6 +38,10 @@ from tests.support.seed import Seed
 ROOT = Path(__file__).resolve().parents[1]
 MIGRATIONS = ROOT / "supabase" / "migrations"
 YOURHQ = ROOT / "tests" / "fixtures" / "yourhq_v0_2_3.sql"
+# A busy machine is no fault of the code: how long one example takes says nothing here.
+hypothesis_settings.register_profile("house", deadline=None)
+hypothesis_settings.load_profile("house")
+
 KINDS = ("unit", "sql", "integration", "acceptance", "contract", "functions")
 
 

@@ -243,18 +243,22 @@ class PathHealth:
         return exponential(self.attempts, base, timings.retry_cap) * (0.5 + self._draw() / 2)
 
 
-def paths_wanted(mode: Mode, *, broadcast_available: bool, broadcast: PathHealth) -> frozenset[Path]:
+def paths_wanted(
+    mode: Mode, *, broadcast_available: bool, broadcast: PathHealth, changes: PathHealth
+) -> frozenset[Path]:
     """Which paths should be joined now.
 
-    `auto` is broadcast alone where the database offers it, postgres_changes alone where it does not, and both
-    from the moment broadcast has failed (not confirmed, refused, deaf) until it is well again.
+    `auto` is broadcast alone where the database offers it, postgres_changes alone where it does not, and both from the
+    moment broadcast has failed (not confirmed, refused, deaf) until it is well again. Nothing that works is left before
+    its successor does.
     """
     if mode != "auto":
         return frozenset({mode})
     if not broadcast_available:
         return frozenset({"postgres_changes"})
-    has_failed = not broadcast.is_well and (broadcast.attempts > 0 or broadcast.is_deaf)
-    return frozenset(PATHS) if has_failed else frozenset({"broadcast"})
+    has_failed = broadcast.attempts > 0 or broadcast.is_deaf
+    stands_in = changes.phase is not Phase.OFF
+    return frozenset(PATHS) if not broadcast.is_well and (has_failed or stands_in) else frozenset({"broadcast"})
 
 
 def connection_delay(failures: int, timings: RealtimeTimings, draw: Callable[[], float]) -> float:

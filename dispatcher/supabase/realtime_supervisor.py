@@ -248,8 +248,12 @@ class Supervisor:
     # ------------------------------------------------------------------------------ the paths on it
 
     async def _steer(self, session: Session) -> str | None:
-        broadcast = self.paths["broadcast"]
-        wanted = paths_wanted(self._target.mode, broadcast_available=self.broadcast_available, broadcast=broadcast)
+        wanted = paths_wanted(
+            self._target.mode,
+            broadcast_available=self.broadcast_available,
+            broadcast=self.paths["broadcast"],
+            changes=self.paths["postgres_changes"],
+        )
         self._say_what_is_wanted(wanted)
         for name, path in self.paths.items():
             if name in wanted:

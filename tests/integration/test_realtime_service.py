@@ -430,7 +430,11 @@ def test_auto_without_broadcast_in_the_database_uses_changes(server: PhoenixServ
     listener = listen(mode="auto", broadcast_available=False)
     listener.until("ready", "postgres_changes")
     assert server.topics(private=True) == []
+    server.script.confirm_broadcast = False
     listener.service.broadcast_available = True
+    wait_until(lambda: PRIVATE in server.topics())
+    assert (listener.state.status, listener.state.path) == ("ready", "postgres_changes")  # kept until it is relieved
+    server.confirm(PRIVATE)
     listener.until("ready", "broadcast")
     wait_until(lambda: server.topics() == [PRIVATE])
 

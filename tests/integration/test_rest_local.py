@@ -10,7 +10,7 @@ import pytest
 from dispatcher.errors import BadKey, RestError, ServiceUnavailable
 from dispatcher.local.api import Api
 from dispatcher.supabase.rest import RestClient
-from dispatcher.supabase.rest_payload import equals, one_of
+from dispatcher.supabase.rest_payload import equals, one_of, quoted
 from tests.support.database import Database
 from tests.support.seed import DEFAULT_TENANT, Seed
 
@@ -78,6 +78,8 @@ def test_ff22_reserved_characters_find_their_own_row_and_no_other(rest: RestClie
     assert slugs(one_of([odd])) == [odd]
     assert sorted(slugs(one_of([odd, "ops", "null", ""]))) == sorted([odd, "ops"])
     assert slugs(one_of([])) == []
+    either = {"select": "slug", "or": f"(slug.eq.{quoted(odd)},slug.eq.nobody)"}
+    assert [row["slug"] for row in rest.select_all("agents", either, key=("slug",), page=1)] == [odd]
     paged = rest.select_all("agents", {"select": "slug"}, key=("slug",), page=1)
     assert sorted(row["slug"] for row in paged) == sorted([odd, "ops"])
 

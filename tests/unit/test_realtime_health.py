@@ -267,30 +267,44 @@ def broadcast_in(condition: str) -> PathHealth:
     return health
 
 
+def changes_in(condition: str) -> PathHealth:
+    other = path("postgres_changes")
+    if condition == "ready":
+        other.want(0.0)
+        other.joining(0.0)
+        other.ready(0.0)
+    return other
+
+
 @pytest.mark.parametrize(
-    ("condition", "stands_in"),
+    ("condition", "joins_beside", "keeps_beside"),
     [
-        ("off", False),
-        ("waiting", False),
-        ("joining", False),
-        ("ready", False),
-        ("dropped", False),
-        ("unconfirmed", True),
-        ("deaf", True),
-        ("unproven", True),
+        ("off", False, True),
+        ("waiting", False, True),
+        ("joining", False, True),
+        ("ready", False, False),
+        ("dropped", False, True),
+        ("unconfirmed", True, True),
+        ("deaf", True, True),
+        ("unproven", True, True),
     ],
 )
-def test_auto_has_changes_stand_in_exactly_while_broadcast_is_not_well(condition: str, stands_in: bool) -> None:
-    wanted = paths_wanted("auto", broadcast_available=True, broadcast=broadcast_in(condition))
-    assert wanted == (frozenset(PATHS) if stands_in else frozenset({"broadcast"}))
+def test_auto_has_changes_stand_in_while_broadcast_is_not_well(
+    condition: str, joins_beside: bool, keeps_beside: bool
+) -> None:
+    for changes, beside in (("off", joins_beside), ("ready", keeps_beside)):
+        wanted = paths_wanted(
+            "auto", broadcast_available=True, broadcast=broadcast_in(condition), changes=changes_in(changes)
+        )
+        assert wanted == (frozenset(PATHS) if beside else frozenset({"broadcast"}))
 
 
 def test_without_broadcast_or_without_choice_there_is_one_path() -> None:
-    deaf = broadcast_in("deaf")
-    assert paths_wanted("auto", broadcast_available=False, broadcast=deaf) == {"postgres_changes"}
+    paths = {"broadcast": broadcast_in("deaf"), "changes": changes_in("ready")}
+    assert paths_wanted("auto", broadcast_available=False, **paths) == {"postgres_changes"}
     for mode in PATHS:
         for available in (True, False):
-            assert paths_wanted(mode, broadcast_available=available, broadcast=deaf) == {mode}
+            assert paths_wanted(mode, broadcast_available=available, **paths) == {mode}
 
 
 @pytest.mark.parametrize(
@@ -310,12 +324,7 @@ def test_without_broadcast_or_without_choice_there_is_one_path() -> None:
 def test_the_state_says_what_carries_hints_and_what_is_wrong(
     broadcast: str, changes: str, connection: str | None, expected: tuple[str, Status, str | None]
 ) -> None:
-    other = path("postgres_changes")
-    if changes == "ready":
-        other.want(0.0)
-        other.joining(0.0)
-        other.ready(0.0)
-    said = summary({"broadcast": broadcast_in(broadcast), "postgres_changes": other}, connection)
+    said = summary({"broadcast": broadcast_in(broadcast), "postgres_changes": changes_in(changes)}, connection)
     assert said == expected
     assert said[1] in get_args(Status)
 

@@ -126,6 +126,15 @@ def test_policy_on_messages_opens_a_private_topic_to_those_it_names(
         assert stranger.reply(TOPIC)["status"] == "error"
 
 
+def test_new_token_without_rights_ends_a_private_channel(realtime: LocalRealtime, client: RawClient) -> None:
+    ref = client.listen(TOPIC)
+    client.push(TOPIC, "access_token", {"access_token": realtime.keys.token("authenticated")})
+    told = client.payload(TOPIC, "system")
+    assert told["status"] == "error"
+    assert told["message"] == "You do not have permissions to read from this Channel topic: gateway:g1"
+    assert client.message(TOPIC) == {"ref": ref, "topic": TOPIC, "event": "phx_close", "payload": {}}
+
+
 def test_delivered_messages_are_removed_from_the_table(
     client: RawClient, recorded_database: Database, wait_until: Callable[..., object]
 ) -> None:

@@ -2,6 +2,7 @@
 
 import json
 from collections.abc import Iterator
+from contextlib import ExitStack, contextmanager
 from typing import Any
 
 import pytest
@@ -20,6 +21,15 @@ TOPIC = "realtime:x"
 def client(realtime: LocalRealtime) -> Iterator[RawClient]:
     with RawClient(realtime.websocket_url(apikey=realtime.keys.service_role_key)) as client:
         yield client
+
+
+@contextmanager
+def served(database: Database, **options: Any) -> Iterator[RawClient]:
+    """A client of a server with timings or limits of its own."""
+    with ExitStack() as stack:
+        realtime = stack.enter_context(LocalRealtime(database.url, **options))
+        url = realtime.websocket_url(apikey=realtime.keys.service_role_key)
+        yield stack.enter_context(RawClient(url))
 
 
 def record(client: RawClient, topic: str = TOPIC) -> dict[str, Any]:
@@ -53,26 +63,24 @@ def test_nothing_is_sent_for_a_rollback_or_a_truncate(client: RawClient, recorde
 
 def test_row_committed_just_before_a_warm_join_is_delivered(recorded_database: Database) -> None:
     timings = Timings(cold_subscribe=(0, 0), warm_subscribe=(0, 0), idle_poll=0.4)
-    with LocalRealtime(recorded_database.url, timings=timings) as realtime:
-        with RawClient(realtime.websocket_url(apikey=realtime.keys.service_role_key)) as client:
-            client.subscribe("realtime:warm", PLAIN)
-            recorded_database.execute("insert into plain values (1, 'polled')")
-            client.expect("realtime:warm")
-            recorded_database.execute("insert into plain values (2, 'overlap')")
-            client.subscribe(TOPIC, PLAIN)
-            assert record(client)["v"] == "overlap"
+    with served(recorded_database, timings=timings) as client:
+        client.subscribe("realtime:warm", PLAIN)
+        recorded_database.execute("insert into plain values (1, 'polled')")
+        client.expect("realtime:warm")
+        recorded_database.execute("insert into plain values (2, 'overlap')")
+        client.subscribe(TOPIC, PLAIN)
+        assert record(client)["v"] == "overlap"
 
 
 def test_rows_before_a_cold_start_has_finished_are_lost(recorded_database: Database) -> None:
     timings = Timings(cold_subscribe=(0.3, 0.3), idle_poll=0.02)
-    with LocalRealtime(recorded_database.url, timings=timings) as realtime:
-        with RawClient(realtime.websocket_url(apikey=realtime.keys.service_role_key)) as client:
-            client.join(TOPIC, PLAIN)
-            client.reply(TOPIC)
-            recorded_database.execute("insert into plain values (1, 'too early')")
-            assert client.payload(TOPIC, "system")["message"] == "Subscribed to PostgreSQL"
-            recorded_database.execute("insert into plain values (2, 'in time')")
-            assert record(client)["v"] == "in time"
+    with served(recorded_database, timings=timings) as client:
+        client.join(TOPIC, PLAIN)
+        client.reply(TOPIC)
+        recorded_database.execute("insert into plain values (1, 'too early')")
+        assert client.payload(TOPIC, "system")["message"] == "Subscribed to PostgreSQL"
+        recorded_database.execute("insert into plain values (2, 'in time')")
+        assert record(client)["v"] == "in time"
 
 
 def test_each_channel_of_each_client_gets_its_frame(realtime: LocalRealtime, recorded_database: Database) -> None:
@@ -99,13 +107,12 @@ def test_entries_that_select_different_columns_make_frames_of_their_own(
 
 def test_time_zone_of_the_database_shows_in_records_only(recorded_database: Database) -> None:
     recorded_database.execute(f"alter database {recorded_database.name} set timezone to 'Europe/Madrid'")
-    with LocalRealtime(recorded_database.url) as realtime:
-        with RawClient(realtime.websocket_url(apikey=realtime.keys.service_role_key)) as client:
-            client.subscribe(TOPIC, {"event": "INSERT", "schema": "public", "table": "events"})
-            recorded_database.execute("insert into events (created_at) values ('2026-07-01 10:00:00+00')")
-            data = client.payload(TOPIC, "postgres_changes")["data"]
-            assert data["record"]["created_at"] == "2026-07-01T12:00:00+02:00"
-            assert data["commit_timestamp"].endswith("Z")
+    with served(recorded_database) as client:
+        client.subscribe(TOPIC, {"event": "INSERT", "schema": "public", "table": "events"})
+        recorded_database.execute("insert into events (created_at) values ('2026-07-01 10:00:00+00')")
+        data = client.payload(TOPIC, "postgres_changes")["data"]
+        assert data["record"]["created_at"] == "2026-07-01T12:00:00+02:00"
+        assert data["commit_timestamp"].endswith("Z")
 
 
 def test_publication_change_subscribes_the_good_anew_and_never_revives_the_failed(
@@ -141,20 +148,19 @@ def test_deliveries_above_the_rate_are_dropped_without_a_word_until_the_average_
     recorded_database: Database,
 ) -> None:
     limits = Limits(max_events_per_second=10, rate_window=1.0)
-    with LocalRealtime(recorded_database.url, limits=limits) as realtime:
-        with RawClient(realtime.websocket_url(apikey=realtime.keys.service_role_key)) as client:
-            client.subscribe(TOPIC, PLAIN)
-            recorded_database.execute("insert into plain select n, 'flood' from generate_series(1, 50) as n")
-            assert [record(client)["id"] for _ in range(10)] == list(range(1, 11))
-            for number in range(1000, 1200):
-                recorded_database.execute("insert into plain values (%s, 'probe')", (number,))
-                try:
-                    found = json.loads(client.expect(TOPIC, deadline=0.1))
-                except TimeoutError:
-                    continue
-                assert found["payload"]["data"]["record"]["v"] == "probe"
-                return
-            pytest.fail("nothing came after the flood")
+    with served(recorded_database, limits=limits) as client:
+        client.subscribe(TOPIC, PLAIN)
+        recorded_database.execute("insert into plain select n, 'flood' from generate_series(1, 50) as n")
+        assert [record(client)["id"] for _ in range(10)] == list(range(1, 11))
+        for number in range(1000, 1200):
+            recorded_database.execute("insert into plain values (%s, 'probe')", (number,))
+            try:
+                found = json.loads(client.expect(TOPIC, deadline=0.1))
+            except TimeoutError:
+                continue
+            assert found["payload"]["data"]["record"]["v"] == "probe"
+            return
+        pytest.fail("nothing came after the flood")
 
 
 def test_unchanged_toasted_value_comes_from_a_full_replica_identity(

@@ -6,7 +6,7 @@ from collections.abc import Awaitable, Callable
 from typing import Any, Self
 
 import pytest
-from realtime import AsyncRealtimeChannel, AsyncRealtimeClient
+from realtime import AsyncRealtimeChannel, AsyncRealtimeClient, RealtimePostgresChangesListenEvent
 
 from tests.contract.local_realtime import LocalRealtime
 from tests.support.database import Database
@@ -24,8 +24,8 @@ class Listener:
         self.client = AsyncRealtimeClient(
             f"{realtime.url}/realtime/v1", key or realtime.keys.service_role_key, initial_backoff=0.05
         )
-        self.changes: asyncio.Queue[dict[str, Any]] = asyncio.Queue()
-        self.broadcasts: asyncio.Queue[dict[str, Any]] = asyncio.Queue()
+        self.changes: asyncio.Queue[Any] = asyncio.Queue()
+        self.broadcasts: asyncio.Queue[Any] = asyncio.Queue()
         self.systems: asyncio.Queue[Any] = asyncio.Queue()
         self.states: asyncio.Queue[str] = asyncio.Queue()
 
@@ -69,7 +69,7 @@ async def soon(what: Awaitable[Any]) -> Any:
 
 
 def run(story: Callable[[], Awaitable[None]]) -> None:
-    asyncio.run(asyncio.wait_for(story(), 30))  # type: ignore[arg-type]  # every story is a coroutine function
+    asyncio.run(asyncio.wait_for(story(), 30))
 
 
 def test_insert_update_delete_arrive_as_the_client_types_them(
@@ -162,7 +162,9 @@ def test_unpublished_table_leaves_the_client_closed_after_its_blind_rejoin(realt
     async def story() -> None:
         async with Listener(realtime) as listener:
             channel = listener.client.channel("notpub")
-            channel.on_postgres_changes("INSERT", listener.changes.put_nowait, table="notpub", schema="public")
+            channel.on_postgres_changes(
+                RealtimePostgresChangesListenEvent.Insert, listener.changes.put_nowait, table="notpub", schema="public"
+            )
             await channel.subscribe(lambda state, error: listener.states.put_nowait(state.value))
             seen: list[str] = []
             while "CLOSED" not in seen:

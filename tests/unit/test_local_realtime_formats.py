@@ -2,6 +2,7 @@
 
 import json
 import time
+from contextlib import suppress
 from typing import Any
 
 import jwt
@@ -116,10 +117,8 @@ def test_filter_is_refused_in_the_real_words(text: str, words: str) -> None:
 
 @given(st.text())
 def test_any_filter_is_understood_or_refused(text: str) -> None:
-    try:
+    with suppress(FilterRefused):
         assert all(one.operator in filters.OPERATORS for one in filters.parse(text))
-    except FilterRefused:
-        pass
 
 
 def test_more_than_a_hundred_values_are_too_many() -> None:

@@ -21,7 +21,7 @@ log = logging.getLogger(__name__)
 _FETCH = """
   select m.id::text, m.topic, m.private, m.event, m.payload::text
   from unnest(%s::uuid[]) with ordinality as announced (id, n)
-  join realtime.messages as m on m.id = announced.id
+  join realtime.messages as m on m.id = announced.id and m.extension = 'broadcast'
   order by announced.n
 """
 _PRUNE = "delete from realtime.messages where id = any (%s::uuid[])"

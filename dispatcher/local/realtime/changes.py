@@ -164,15 +164,11 @@ class ChangesReader:
         slot = await _create_slot(connection)
         self._ready.set()
         decoder = Decoder()
-        consumed = 0
+        restart = Restart()
         while not self._is_finished():
             messages = await _poll(connection, slot)
-            consumed += sum(map(len, messages))
             delivered = await self._deliver(connection, decoder, messages)
-            if consumed > _SNAPSHOT_AFTER:
-                # Without it every poll reads again all that was written since the last checkpoint.
-                await connection.execute("select pg_log_standby_snapshot()")
-                consumed = 0
+            await restart.advance(connection)
             await self._rest(self._pause(len(messages), delivered))
         # A closed connection takes its slot along too, but only some time later.
         await connection.execute("select pg_drop_replication_slot(%s)", (slot,))
@@ -215,6 +211,26 @@ class ChangesReader:
                 subscription.deliver(ids, event.change.action, data)
                 delivered = True
         return delivered
+
+
+class Restart:
+    """Keeps the place near the end of the log from which each poll has to read.
+
+    It moves only past a record of the running transactions, which PostgreSQL writes every 15 s at most. Until then
+    every poll reads again all that was written, by any database of the cluster.
+    """
+
+    def __init__(self) -> None:
+        self._snapshot_at = 0
+
+    async def advance(self, connection: Connection) -> None:
+        """Have such a record written when the log has grown enough since the last one."""
+        cursor = await connection.execute("select (pg_current_wal_insert_lsn() - '0/0')::bigint")
+        row = await cursor.fetchone()
+        written = int(row[0]) if row else 0
+        if written - self._snapshot_at > _SNAPSHOT_AFTER:
+            await connection.execute("select pg_log_standby_snapshot()")
+            self._snapshot_at = written
 
 
 class Rate:
@@ -269,9 +285,7 @@ class _Batch:
             if table is None:
                 continue
             tables[relation] = table
-            described = await records.describe(
-                connection, table, of_table, _filters_of(concerned, relation), largest
-            )
+            described = await records.describe(connection, table, of_table, _filters_of(concerned, relation), largest)
             events.update((id(event.change), event) for event in described)
             for claims, unseen in (await _unseen(connection, table, described, concerned)).items():
                 hidden[claims] |= unseen
@@ -334,9 +348,7 @@ async def _unseen(
     if not table.rls or not table.key or not judged:
         return {}
     readers = {one.claims: one.role for one in subscriptions}
-    return {
-        claims: await _unseen_by(connection, table, judged, role, claims) for claims, role in readers.items()
-    }
+    return {claims: await _unseen_by(connection, table, judged, role, claims) for claims, role in readers.items()}
 
 
 async def _unseen_by(

@@ -121,6 +121,4 @@ _FAILED = "An exception happened so please check your connect parameters: "
 def _exception_text(wanted: Wanted, error: psycopg.Error) -> str:
     condition = _TRANSLATED.sub("_", type(error).__name__).lower()
     message = error.diag.message_primary or str(error)
-    return (
-        f"{_PREFIX}{_FAILED}{wanted.inspected()}. Exception: ERROR {error.sqlstate} ({condition}) {message}"
-    )
+    return f"{_PREFIX}{_FAILED}{wanted.inspected()}. Exception: ERROR {error.sqlstate} ({condition}) {message}"

@@ -80,9 +80,7 @@ class Event:
 
 async def read_table(connection: Connection, relation: int, roles: Iterable[str]) -> Table | None:
     """Facts on a table, or None when it is gone."""
-    cursor = await connection.execute(
-        "select realtime.local_table(%s::bigint::oid, %s)", (relation, list(roles))
-    )
+    cursor = await connection.execute("select realtime.local_table(%s::bigint::oid, %s)", (relation, list(roles)))
     row = await cursor.fetchone()
     facts = row[0] if row else None
     if facts is None:
@@ -127,9 +125,7 @@ def _event(change: Change, answers: Sequence[Answer], filters: Sequence[Filter],
 def _size(rows: Sequence[Row]) -> int:
     """About the length of the change in the real server's log format."""
     return sum(
-        len((value or "").encode()) + len(name) + _OVERHEAD_PER_VALUE
-        for row in rows
-        for name, value in row.items()
+        len((value or "").encode()) + len(name) + _OVERHEAD_PER_VALUE for row in rows for name, value in row.items()
     )
 
 
@@ -137,8 +133,7 @@ async def _convert(
     connection: Connection, table: Table, rows: Sequence[Row], filters: Sequence[Filter]
 ) -> list[Answer]:
     parameters: dict[str, Any] = {
-        f"c{position}": [row.get(column.name) for row in rows]
-        for position, column in enumerate(table.columns)
+        f"c{position}": [row.get(column.name) for row in rows] for position, column in enumerate(table.columns)
     }
     for position, one in enumerate(filters):
         parameters[f"f{position}"] = list(one.values) if one.operator == "in" else one.value
@@ -168,9 +163,7 @@ def conversion_query(table: Table, filters: Sequence[Filter]) -> sql.Composed:
     ).format(
         texts=sql.SQL(", ").join(texts),
         verdicts=sql.SQL(", ").join(verdicts),
-        arrays=sql.SQL(", ").join(
-            sql.SQL("{}::text[]").format(sql.Placeholder(f"c{i}")) for i in range(count)
-        ),
+        arrays=sql.SQL(", ").join(sql.SQL("{}::text[]").format(sql.Placeholder(f"c{i}")) for i in range(count)),
         names=sql.SQL(", ").join(sql.Identifier(f"c{i}") for i in range(count)),
     )
 
@@ -182,9 +175,7 @@ def _as_json(column: Column, position: int) -> sql.Composed:
     converted = sql.SQL("to_jsonb({}::{})::text").format(value, type_of(column))
     if column.cast not in _NOT_IN_JSON:
         return converted
-    return sql.SQL("case when {} not in ('NaN', 'Infinity', '-Infinity') then {} end").format(
-        value, converted
-    )
+    return sql.SQL("case when {} not in ('NaN', 'Infinity', '-Infinity') then {} end").format(value, converted)
 
 
 def type_of(column: Column) -> sql.SQL:
@@ -271,9 +262,7 @@ def _write(event: Event, table: Table, columns: Sequence[Column]) -> str:
 
 def _object(event: Event, values: Mapping[str, str], columns: Sequence[Column]) -> str:
     """A jsonb object as PostgreSQL prints it: keys by length, then bytewise."""
-    names = sorted(
-        (one.name for one in columns if one.name in values), key=lambda name: (len(name.encode()), name)
-    )
+    names = sorted((one.name for one in columns if one.name in values), key=lambda name: (len(name.encode()), name))
     shown = (name for name in names if not (event.oversized and len(values[name].encode()) > _LONG_VALUE))
     return "{" + ", ".join(f"{dumps(name)}: {values[name]}" for name in shown) + "}"
 

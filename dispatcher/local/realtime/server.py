@@ -205,9 +205,7 @@ class RealtimeServer:
         channels = self._by_topic.get(PREFIX + message.topic)
         for channel in channels or ():
             if channel.config.private == message.private:
-                channel.socket.send(
-                    None, None, channel.topic, "broadcast", message.frame_payload(), is_event=True
-                )
+                channel.socket.send(None, None, channel.topic, "broadcast", message.frame_payload(), is_event=True)
 
     def relay(self, sender: Channel, payload: Any) -> None:
         """A client's broadcast to all others on the topic, and to itself where it asked for that."""

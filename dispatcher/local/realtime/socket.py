@@ -105,9 +105,7 @@ class Socket:
 
     # Writing
 
-    def send(
-        self, join_ref: Any, ref: Any, topic: str, event: str, payload: str, *, is_event: bool = False
-    ) -> None:
+    def send(self, join_ref: Any, ref: Any, topic: str, event: str, payload: str, *, is_event: bool = False) -> None:
         """Queue a frame; `payload` is JSON text. Event frames pass the fault switches."""
         frame = frames.encode(self._version, join_ref, ref, topic, event, payload)
         if is_event:
@@ -283,6 +281,15 @@ class Socket:
                 f"Unauthorized: You do not have permissions to read from this Channel topic: {channel.name}"
             )
 
+    async def _check_rights_again(self, channel: Channel) -> None:
+        """A new token on a private topic may bring fewer rights than the join's."""
+        try:
+            await self._check_rights(channel)
+        except JoinRefused as refused:
+            reason = refused.reason.removeprefix("Unauthorized: ")
+            channel.system(reason, status="error", extension="system")
+            self.close_channel(channel)
+
     def _enter(self, channel: Channel, message: Message) -> None:
         previous = self.channels.get(channel.topic)
         if previous is not None:
@@ -376,6 +383,8 @@ class Socket:
             self.close_channel(channel)
             return
         self._watch_token(channel)
+        if channel.config.private:
+            channel.run("rights", self._check_rights_again(channel))
         if channel.entries:
             self.subscribe(channel, self._server.timings.resubscribe)
 
@@ -416,9 +425,7 @@ class Socket:
 
     def crash_channel(self, channel: Channel) -> None:
         """What the client sees when the channel's process dies."""
-        self.send(
-            channel.join_ref, channel.join_ref, channel.topic, "phx_error", dumps({"reason": "channel_crash"})
-        )
+        self.send(channel.join_ref, channel.join_ref, channel.topic, "phx_error", dumps({"reason": "channel_crash"}))
         self._drop(channel)
 
     def _drop(self, channel: Channel) -> None:

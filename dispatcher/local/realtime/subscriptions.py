@@ -78,19 +78,13 @@ def understand(entry: Entry) -> Wanted:
     schema, table, condition = params.get("schema"), params.get("table"), params.get("filter", "")
     if "schema" not in params and isinstance(table, str):
         schema = "public"
-    if (
-        not isinstance(schema, str)
-        or not isinstance(params.get("table", ""), str)
-        or not isinstance(condition, str)
-    ):
+    if not isinstance(schema, str) or not isinstance(params.get("table", ""), str) or not isinstance(condition, str):
         raise FilterRefused(
             "No subscription params provided. Please provide at least a `schema` or `table` to subscribe to: "
             + elixir.inspect(dict(params))
         )
     select = _select_of(params)
-    return Wanted(
-        entry.id, action, schema, table or "*", filters.parse(condition) if condition else (), select
-    )
+    return Wanted(entry.id, action, schema, table or "*", filters.parse(condition) if condition else (), select)
 
 
 def _action_of(params: Mapping[str, Any]) -> str:
@@ -104,7 +98,6 @@ def _select_of(params: Mapping[str, Any]) -> tuple[str, ...] | None:
         return None
     if not isinstance(select, list) or not all(isinstance(name, str) for name in select):
         raise FilterRefused(
-            "Error parsing `select` params: expected a list of column name strings, "
-            'e.g. select: ["col1", "col2"]'
+            'Error parsing `select` params: expected a list of column name strings, e.g. select: ["col1", "col2"]'
         )
     return tuple(select)

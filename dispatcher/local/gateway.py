@@ -12,6 +12,7 @@ from aiohttp import web
 from multidict import CIMultiDict
 from yarl import URL
 
+from dispatcher.local.fast_rest import FastRest, Pool
 from dispatcher.local.keys import Keys
 from dispatcher.local.realtime.faults import Faults
 from dispatcher.local.realtime.server import RealtimeServer
@@ -98,6 +99,9 @@ class Gateway:
         self._realtime_faults = realtime_faults
         self._rest_faults = rest_faults
         self._status = status
+        self._pool = Pool(self._rest_url.host or "127.0.0.1", self._rest_url.port or 80)
+        self._clients: set[FastRest] = set()
+        self._listener: asyncio.Server | None = None
         self._runner: web.AppRunner | None = None
         self._session: aiohttp.ClientSession | None = None
 
@@ -112,16 +116,33 @@ class Gateway:
         )
         self._runner = web.AppRunner(self._application(), access_log=None, shutdown_timeout=1.0)
         await self._runner.setup()
-        site = web.TCPSite(self._runner, "127.0.0.1", port, reuse_address=True)
-        await site.start()
-        return int(self._runner.addresses[0][1])
+        loop = asyncio.get_running_loop()
+        self._listener = await loop.create_server(self._connection, "127.0.0.1", port, reuse_address=True)
+        return int(self._listener.sockets[0].getsockname()[1])
 
     async def close(self) -> None:
         """Stop listening and cut what is under way."""
+        if self._listener is not None:
+            self._listener.close()
+        self._pool.close()
+        for client in list(self._clients):
+            client.break_off()
         if self._runner is not None:
             await self._runner.cleanup()
         if self._session is not None:
             await self._session.close()
+
+    def _connection(self) -> FastRest:
+        """A client's connection begins on the fast way and goes on to aiohttp when it wants more."""
+        assert self._runner is not None
+        assert self._runner.server is not None
+        return FastRest(
+            self._pool,
+            self._ring.authorization_for,
+            lambda: self._rest_faults.idle,
+            self._runner.server,
+            self._clients,
+        )
 
     def _application(self) -> web.Application:
         application = web.Application(client_max_size=1 << 30)
@@ -229,9 +250,7 @@ def _cut(request: web.Request) -> web.Response:
     return web.Response()
 
 
-async def _deliver(
-    request: web.Request, upstream: "web.Response | aiohttp.ClientResponse"
-) -> web.StreamResponse:
+async def _deliver(request: web.Request, upstream: "web.Response | aiohttp.ClientResponse") -> web.StreamResponse:
     if isinstance(upstream, web.Response):
         return upstream
     async with upstream:

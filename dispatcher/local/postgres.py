@@ -229,9 +229,7 @@ class PostgresServer:
                 return True
             time.sleep(_POLL)
         self.stop("immediate")
-        raise ChildError(
-            f"PostgreSQL was not ready in {_START_DEADLINE:.0f} s.\n{children.last_lines(self.log)}"
-        )
+        raise ChildError(f"PostgreSQL was not ready in {_START_DEADLINE:.0f} s.\n{children.last_lines(self.log)}")
 
     def _explain_early_end(self, process: subprocess.Popen[bytes]) -> bool:
         log = children.last_lines(self.log)
@@ -246,9 +244,7 @@ class PostgresServer:
             connection.execute("set client_min_messages = warning")
             for script in bootstrap_scripts():
                 connection.execute(script.encode())
-            connection.execute(
-                sql.SQL("alter role authenticator password {}").format(sql.Literal(self.password))
-            )
+            connection.execute(sql.SQL("alter role authenticator password {}").format(sql.Literal(self.password)))
 
 
 def bootstrap_scripts() -> list[str]:

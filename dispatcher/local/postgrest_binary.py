@@ -105,9 +105,7 @@ def _fetch(package: Package, program: Path) -> None:
 def _pack(package: Package, work: Path) -> Path:
     argv = [*npm_command(), "pack", f"{package.name}@{VERSION}", "--silent", "--pack-destination", str(work)]
     try:
-        ran = subprocess.run(
-            argv, cwd=work, capture_output=True, text=True, check=False, timeout=_FETCH_SECONDS
-        )
+        ran = subprocess.run(argv, cwd=work, capture_output=True, text=True, check=False, timeout=_FETCH_SECONDS)
     except subprocess.TimeoutExpired:
         raise DispatcherError(f"npm did not deliver {package.name} in {_FETCH_SECONDS} s") from None
     tarballs = list(work.glob("*.tgz"))

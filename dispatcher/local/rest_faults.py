@@ -69,6 +69,12 @@ class RestFaults:
         """Every switch back to its default."""
         self.update(_DEFAULTS)
 
+    @property
+    def idle(self) -> bool:
+        """Whether no request would be touched."""
+        switched_on = self.delay or self.cut or self.lose_replies or self.fail
+        return not switched_on and time.monotonic() >= self._down_until
+
     def take(self, path: str) -> Fault:
         """What happens to the request at hand; counts down what it uses up."""
         if time.monotonic() < self._down_until:

@@ -25,6 +25,8 @@ log = logging.getLogger(__name__)
 
 _VERSIONS: dict[str, Version] = {"1.0.0": "1.0.0", "2.0.0": "2.0.0"}
 _CLOSE_PATIENCE = 1.0
+# aiohttp would reset the connection at its limit, and the client never see the 1009: the socket looks for itself.
+_MOST_BYTES = 64 * 1024 * 1024
 
 
 class HandshakeRefused(Exception):  # noqa: N818 - named for what happened, as in dispatcher.errors
@@ -142,9 +144,7 @@ class RealtimeServer:
             raise HandshakeRefused(401, refused.at_connect) from refused
 
     async def _serve(self, request: web.Request, version: Version, api_key: Token) -> web.StreamResponse:
-        websocket = web.WebSocketResponse(
-            compress=False, max_msg_size=self.limits.max_frame_bytes, timeout=_CLOSE_PATIENCE
-        )
+        websocket = web.WebSocketResponse(compress=False, max_msg_size=_MOST_BYTES, timeout=_CLOSE_PATIENCE)
         if not websocket.can_prepare(request).ok:
             return web.Response(status=400)
         await websocket.prepare(request)

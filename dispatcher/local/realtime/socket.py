@@ -172,6 +172,9 @@ class Socket:
                 return
             if message.type not in (WSMsgType.TEXT, WSMsgType.BINARY):
                 return
+            if len(message.data) > self._server.limits.max_frame_bytes:
+                await self.close(1009)
+                return
             if not self._server.faults.silence:
                 await self._handle(frames.decode(self._version, message.data))
 

@@ -370,11 +370,6 @@ begin
                      case v_table when 'workflow_run_transitions' then 'true' else 'tenant_id = public.current_tenant_id()' end);
     end if;
   end loop;
-  -- The fence of a claim is for its holder alone.
-  revoke select on public.workflow_runs from authenticated;
-  execute (select format('grant select (%s) on public.workflow_runs to authenticated', string_agg(quote_ident(attname), ', '))
-             from pg_catalog.pg_attribute where attrelid = 'public.workflow_runs'::regclass and attnum > 0 and not attisdropped
-              and attname <> 'claim_token');
   -- Append-only, also for the service role.
   revoke update, delete, truncate on public.workflow_run_events, public.workflow_audit_log from service_role;
 end

@@ -1,0 +1,794 @@
+-- The life of a workflow run: the state table kept by trigger, and one function per thing that may happen to a run.
+-- Each is one transaction on the database's clock; a refusal is data ({applied: false, code}), never an error.
+-- Locks are always taken in this order: routes, the run, then what the wake functions lock.
+
+-- ---------------------------------------------------------------------------------------------------------------
+-- The state table
+-- ---------------------------------------------------------------------------------------------------------------
+
+create or replace function public.workflow_timeout_minutes(p_tenant_id uuid, p_workflow_type text) returns integer
+language sql stable set search_path = ''
+as $$
+  select coalesce((select timeout_minutes from public.workflow_agent_routing
+                    where tenant_id = p_tenant_id and workflow_type = p_workflow_type), 60)
+$$;
+comment on function public.workflow_timeout_minutes(uuid, text) is 'For how long a run of a type may be worked on: its route''s minutes, else 60.';
+
+create or replace function public.guard_workflow_transition() returns trigger
+language plpgsql volatile set search_path = ''
+as $$
+declare
+  v_side constant text[] := array['waiting_for_approval', 'blocked'];
+  v_transition record;
+begin
+  if new.status = old.status and new.dispatch_attempts = old.dispatch_attempts then
+    new.updated_at := now();
+    return new;
+  end if;
+  select needs_override into v_transition from public.workflow_run_transitions
+   where from_status = old.status and to_status = new.status;
+  if not found
+     or (v_transition.needs_override and coalesce(current_setting('dispatcher.override_run', true), '') <> old.id::text)
+     or (old.status = any (v_side) and new.status <> all (v_side || array['cancelled']) and new.status is distinct from old.paused_from) then
+    raise exception 'a run may not go from % to %', old.status, new.status using errcode = 'OD010',
+      detail = format('run %s%s', old.id, case when old.paused_from is not null then ', held since it was ' || old.paused_from else '' end),
+      hint = 'The state table is workflow_run_transitions.';
+  end if;
+  new.paused_from := case when new.status = any (v_side) then coalesce(old.paused_from, old.status) end;
+  new.updated_at := now();
+  return public.complete_workflow_row(new);
+end
+$$;
+comment on function public.guard_workflow_transition() is
+  'Before an update of a run: refuses (OD010) what workflow_run_transitions does not list, and a return from a side state to anywhere but where it came from.';
+
+create or replace function public.complete_workflow_row(p_run public.workflow_runs) returns public.workflow_runs
+language plpgsql stable set search_path = ''
+as $$
+begin
+  -- What a state implies, for whoever changes a row by hand as for our own functions.
+  if p_run.status in ('waiting_for_approval', 'blocked') then
+    p_run.paused_from := coalesce(p_run.paused_from, 'queued');
+  end if;
+  if p_run.status = 'dispatched' then
+    p_run.dispatched_at := coalesce(p_run.dispatched_at, now());
+    p_run.owner_agent_id := coalesce(p_run.owner_agent_id, p_run.pinned_agent_id,
+      (select agent_id from public.workflow_agent_routing where tenant_id = p_run.tenant_id and workflow_type = p_run.workflow_type));
+  end if;
+  if p_run.status in ('claimed', 'running') then
+    p_run.claimed_at := coalesce(p_run.claimed_at, p_run.started_at, now());
+    p_run.claim_token := coalesce(p_run.claim_token, gen_random_uuid());
+    p_run.last_heartbeat_at := coalesce(p_run.last_heartbeat_at, now());
+    p_run.deadline_at := coalesce(p_run.deadline_at, p_run.claimed_at
+      + make_interval(mins => public.workflow_timeout_minutes(p_run.tenant_id, p_run.workflow_type)));
+  end if;
+  if p_run.status in ('running', 'completed') then
+    p_run.started_at := coalesce(p_run.started_at, p_run.claimed_at, p_run.finished_at, now());
+  end if;
+  if p_run.status in ('completed', 'failed', 'timed_out', 'cancelled') then
+    p_run.finished_at := coalesce(p_run.finished_at, now());
+    -- Work was done, so there is something to pay for, known or not.
+    if p_run.claimed_at is not null then
+      p_run.accounted_at := coalesce(p_run.accounted_at, p_run.reported_at, p_run.finished_at);
+    end if;
+  else
+    p_run.finished_at := null;
+  end if;
+  return p_run;
+end
+$$;
+comment on function public.complete_workflow_row(public.workflow_runs) is 'The row with the times and keys its state implies.';
+
+create or replace function public.prepare_workflow_run() returns trigger
+language plpgsql volatile set search_path = ''
+as $$
+begin
+  -- A row that arrives finished was worked on, unless it says otherwise: what it cost counts.
+  if new.status in ('completed', 'failed', 'timed_out') then
+    new.claimed_at := coalesce(new.claimed_at, new.started_at, new.finished_at, now());
+  end if;
+  if new.cost_estimate >= 0 and new.cost_estimate <> 'NaN' then
+    new.reported_at := coalesce(new.reported_at, new.finished_at, now());
+    new.accounted_at := coalesce(new.accounted_at, new.reported_at);
+  end if;
+  return public.complete_workflow_row(new);
+end
+$$;
+comment on function public.prepare_workflow_run() is 'Before an insert of a run: the times and keys its state implies.';
+
+create or replace function public.record_workflow_transition() returns trigger
+language plpgsql volatile set search_path = ''
+as $$
+declare
+  v_actor constant text := coalesce(nullif(current_setting('dispatcher.actor', true), ''),
+                                    nullif(current_setting('request.jwt.claims', true), '')::jsonb ->> 'sub', current_user);
+begin
+  insert into public.workflow_run_events (tenant_id, run_id, from_status, to_status, attempt, actor, reason)
+  values (new.tenant_id, new.id, old.status, new.status, new.dispatch_attempts, v_actor, nullif(current_setting('dispatcher.reason', true), ''));
+  -- Taken away from whoever works on it: the process it has at one of our daemons must end.
+  if old.wake_id is not null and old.status <> new.status
+     and (new.status in ('cancelled', 'timed_out') or (new.status in ('queued', 'failed') and v_actor = 'dispatcher')) then
+    update public.agent_wakes set stop_cause = format('run %s is %s', new.id, new.status)
+     where id = old.wake_id and state in ('starting', 'running') and stop_cause is null;
+  end if;
+  return null;
+end
+$$;
+comment on function public.record_workflow_transition() is
+  'After a transition: its event, and where the run was taken away from outside, the request to stop the process that works on it.';
+
+create or replace function public.refuse_workflow_event_change() returns trigger
+language plpgsql set search_path = ''
+as $$
+begin
+  raise exception 'events of runs are append-only' using errcode = 'OD012';
+end
+$$;
+comment on function public.refuse_workflow_event_change() is 'Events of runs are append-only: an update is refused with OD012.';
+
+drop trigger if exists workflow_runs_prepare on public.workflow_runs;
+create trigger workflow_runs_prepare before insert on public.workflow_runs for each row execute function public.prepare_workflow_run();
+drop trigger if exists workflow_runs_guard on public.workflow_runs;
+create trigger workflow_runs_guard before update on public.workflow_runs for each row execute function public.guard_workflow_transition();
+drop trigger if exists workflow_runs_record on public.workflow_runs;
+create trigger workflow_runs_record after update on public.workflow_runs
+  for each row when (old.status is distinct from new.status or old.dispatch_attempts is distinct from new.dispatch_attempts)
+  execute function public.record_workflow_transition();
+drop trigger if exists workflow_run_events_append_only on public.workflow_run_events;
+create trigger workflow_run_events_append_only before update on public.workflow_run_events
+  for each row execute function public.refuse_workflow_event_change();
+
+create or replace function public.note_workflow_actor(p_actor text, p_reason text) returns void
+language sql volatile set search_path = ''
+as $$
+  select set_config('dispatcher.actor', coalesce(p_actor, ''), true), set_config('dispatcher.reason', coalesce(left(p_reason, 1000), ''), true)
+$$;
+comment on function public.note_workflow_actor(text, text) is 'Who acts, and why: what the next transitions of this transaction record.';
+
+-- ---------------------------------------------------------------------------------------------------------------
+-- Hints
+-- ---------------------------------------------------------------------------------------------------------------
+
+create or replace function public.hint_workflow_daemons(p_tenant_id uuid, p_run_id uuid) returns void
+language plpgsql volatile security definer set search_path = ''
+as $$
+begin
+  perform public.send_gateway_hint(live.gateway_id, 'run', jsonb_build_object('run_id', p_run_id))
+     from (select distinct instance.gateway_id from public.dispatcher_instances as instance
+            where instance.tenant_id = p_tenant_id and instance.state = 'running' and instance.last_heartbeat_at > now() - interval '45 seconds'
+            limit 20) as live;
+exception when others then
+  -- A hint is worth less than the row it speaks of; the next tick finds the row.
+  null;
+end
+$$;
+comment on function public.hint_workflow_daemons(uuid, uuid) is 'Hints the tenant''s living daemons that runs are to be looked at. Never fails.';
+
+create or replace function public.hint_workflow_insert() returns trigger
+language plpgsql volatile security definer set search_path = ''
+as $$
+declare
+  v_tenant record;
+begin
+  for v_tenant in select tenant_id, (array_agg(id))[1] as run_id from new_runs where status = 'queued' group by tenant_id loop
+    perform public.hint_workflow_daemons(v_tenant.tenant_id, v_tenant.run_id);
+  end loop;
+  return null;
+exception when others then
+  return null;
+end
+$$;
+comment on function public.hint_workflow_insert() is 'After an insert of queued runs: one hint to each living daemon of the tenant. Never fails the insert.';
+
+create or replace function public.hint_workflow_update() returns trigger
+language plpgsql volatile security definer set search_path = ''
+as $$
+begin
+  -- The daemon's own tick looks again by itself.
+  if coalesce(current_setting('dispatcher.quiet', true), '') = 'on' then
+    return null;
+  end if;
+  if new.status = 'queued'
+     or (old.status in ('dispatched', 'claimed', 'running')
+         and exists (select from public.workflow_runs where tenant_id = new.tenant_id and workflow_type = new.workflow_type and status = 'queued'))
+     or old.wake_id is not null then
+    perform public.hint_workflow_daemons(new.tenant_id, new.id);
+  end if;
+  return null;
+exception when others then
+  return null;
+end
+$$;
+comment on function public.hint_workflow_update() is
+  'After a run came back to the queue, or gave up its slot while others of its type wait: a hint to the tenant''s living daemons. Never fails the update.';
+
+create or replace function public.hint_workflow_rules() returns trigger
+language plpgsql volatile security definer set search_path = ''
+as $$
+begin
+  perform public.hint_workflow_daemons(new.tenant_id, null);
+  return null;
+exception when others then
+  return null;
+end
+$$;
+comment on function public.hint_workflow_rules() is 'After a route or a budget changed: waiting runs may go out now. Never fails the change.';
+
+drop trigger if exists workflow_runs_insert_hint on public.workflow_runs;
+create trigger workflow_runs_insert_hint after insert on public.workflow_runs
+  referencing new table as new_runs for each statement execute function public.hint_workflow_insert();
+drop trigger if exists workflow_runs_update_hint on public.workflow_runs;
+create trigger workflow_runs_update_hint after update of status on public.workflow_runs
+  for each row when (old.status is distinct from new.status
+                     and (new.status = 'queued' or new.status in ('completed', 'failed', 'timed_out', 'cancelled', 'blocked', 'waiting_for_approval')))
+  execute function public.hint_workflow_update();
+drop trigger if exists workflow_agent_routing_hint on public.workflow_agent_routing;
+create trigger workflow_agent_routing_hint after insert or update on public.workflow_agent_routing
+  for each row execute function public.hint_workflow_rules();
+drop trigger if exists budgets_hint on public.budgets;
+create trigger budgets_hint after update on public.budgets
+  for each row when (old.cap_usd is distinct from new.cap_usd or old.cap_tokens is distinct from new.cap_tokens or old.active is distinct from new.active
+                     or old.action_on_exceed is distinct from new.action_on_exceed)
+  execute function public.hint_workflow_rules();
+
+-- ---------------------------------------------------------------------------------------------------------------
+-- What an agent does with a run
+-- ---------------------------------------------------------------------------------------------------------------
+
+create or replace function public.workflow_run_json(p_run public.workflow_runs) returns jsonb
+language sql stable set search_path = ''
+as $$ select to_jsonb(p_run) - array['claim_token', 'reserved_usd', 'reserved_tokens', 'request_key'] $$;
+comment on function public.workflow_run_json(public.workflow_runs) is 'A run as it is shown: everything but its fence and what is internal to budgets.';
+
+create or replace function public.workflow_answer(p_code text, p_run public.workflow_runs) returns jsonb
+language sql stable set search_path = ''
+as $$
+  select jsonb_build_object('applied', p_code in ('ok', 'already'), 'code', p_code, 'run_id', p_run.id, 'status', p_run.status,
+                            'run', case when p_run.id is not null then public.workflow_run_json(p_run) end)
+$$;
+comment on function public.workflow_answer(text, public.workflow_runs) is
+  'The answer of what may be done to a run: {applied, code, run_id, status, run}; run is the record as it is now, null when there is none.';
+
+create or replace function public.lock_workflow_run(p_tenant_id uuid, p_run_id uuid) returns public.workflow_runs
+language sql volatile set search_path = ''
+as $$ select * from public.workflow_runs where id = p_run_id and tenant_id = p_tenant_id for update $$;
+comment on function public.lock_workflow_run(uuid, uuid) is 'The run, locked; all NULL when the tenant has none of that id.';
+
+create or replace function public.workflow_claim_state(p_run public.workflow_runs, p_session text, p_claim_token uuid) returns text
+language sql immutable set search_path = ''
+as $$
+  select case
+    when p_run.id is null then 'not_found'
+    when p_run.session_id is null or p_run.session_id <> p_session
+      or (p_claim_token is not null and p_run.claim_token is distinct from p_claim_token) then 'not_yours'
+    when p_run.status in ('claimed', 'running') then 'ok'
+    when p_run.status in ('waiting_for_approval', 'blocked') then 'held'
+    else 'finished' end
+$$;
+comment on function public.workflow_claim_state(public.workflow_runs, text, uuid) is
+  'Whether a session (and the claim token, where it gives one) holds a run: ok, held (paused, still its own), finished (was its own), not_yours, not_found.';
+
+create or replace function public.end_workflow_claim(p_run public.workflow_runs, p_as text) returns void
+language sql volatile set search_path = ''
+as $$
+  update public.workflow_claims set ended_at = now(), ended_as = p_as where claim_token = p_run.claim_token and ended_at is null
+$$;
+comment on function public.end_workflow_claim(public.workflow_runs, text) is 'Closes the present claim of a run in the history of claims.';
+
+create or replace function public.poll_workflow_runs(p_tenant_id uuid, p_agent text, p_limit integer) returns jsonb
+language sql stable set search_path = ''
+as $$
+  select jsonb_build_object('agent', p_agent, 'count', count(*), 'runs', coalesce(jsonb_agg(public.workflow_run_json(pending)
+                              order by pending.priority desc, pending.dispatched_at, pending.id), '[]'))
+    from (select * from public.workflow_runs
+           where tenant_id = p_tenant_id and status = 'dispatched' and (p_agent is null or owner_agent_id = p_agent)
+           order by priority desc, dispatched_at, id limit least(greatest(p_limit, 1), 100)) as pending
+$$;
+comment on function public.poll_workflow_runs(uuid, text, integer) is 'The runs that wait to be claimed by an agent (or by any): {agent, count, runs}.';
+
+create or replace function public.claim_workflow_run(
+  p_tenant_id uuid, p_run_id uuid, p_session text, p_agent text default null, p_wake_id uuid default null
+) returns jsonb
+language plpgsql volatile set search_path = '' set lock_timeout = '8s'
+as $$
+declare
+  v_run public.workflow_runs;
+begin
+  if coalesce(btrim(p_session), '') = '' or length(p_session) > 500 then
+    return jsonb_build_object('applied', false, 'code', 'bad_session', 'run_id', p_run_id);
+  end if;
+  v_run := public.lock_workflow_run(p_tenant_id, p_run_id);
+  if v_run.id is null then
+    return jsonb_build_object('applied', false, 'code', 'not_found', 'run_id', p_run_id);
+  end if;
+  if v_run.status in ('claimed', 'running') and v_run.session_id = p_session then
+    return public.workflow_answer('already', v_run)
+           || jsonb_build_object('claim_token', v_run.claim_token, 'deadline_in', extract(epoch from v_run.deadline_at - now()));
+  end if;
+  if v_run.status <> 'dispatched' then
+    return public.workflow_answer(case when v_run.status = 'queued' then 'not_dispatched' when v_run.status in ('claimed', 'running') then 'claimed_by_another'
+                                       when v_run.finished_at is not null then 'finished' else 'held' end, v_run);
+  end if;
+  if p_agent is not null and p_agent <> v_run.owner_agent_id then
+    return public.workflow_answer('not_yours', v_run);
+  end if;
+  perform public.note_workflow_actor(coalesce(p_agent, v_run.owner_agent_id), null);
+  update public.workflow_runs as run
+     set status = 'claimed', claimed_at = now(), claimed_by = coalesce(p_agent, run.owner_agent_id), session_id = p_session, claim_token = gen_random_uuid(),
+         last_heartbeat_at = now(), started_at = null, blocker_type = null, blocker_description = null,
+         deadline_at = now() + make_interval(mins => public.workflow_timeout_minutes(run.tenant_id, run.workflow_type)),
+         wake_id = (select wake.id from public.agent_wakes as wake where wake.id = p_wake_id and wake.tenant_id = p_tenant_id and wake.state in ('starting', 'running'))
+   where id = p_run_id returning * into v_run;
+  insert into public.workflow_claims (claim_token, tenant_id, run_id, workflow_type, agent_id, session_id, attempt)
+  values (v_run.claim_token, v_run.tenant_id, v_run.id, v_run.workflow_type, v_run.owner_agent_id, p_session, v_run.dispatch_attempts);
+  update public.workflow_notifications set state = 'obsolete' where run_id = v_run.id and state = 'pending';
+  return public.workflow_answer('ok', v_run)
+         || jsonb_build_object('claim_token', v_run.claim_token, 'deadline_in', extract(epoch from v_run.deadline_at - now()));
+end
+$$;
+comment on function public.claim_workflow_run(uuid, uuid, text, text, uuid) is
+  'Takes a dispatched run for a session: one wins. Answers the run, its claim_token and deadline_in (s); already for the session that holds it; else not_dispatched, claimed_by_another, not_yours, finished, held, not_found. p_wake_id: the wake the session runs in.';
+
+create or replace function public.workflow_usage_values(p_usage jsonb) returns jsonb
+language plpgsql immutable set search_path = ''
+as $$
+declare
+  v_values jsonb := '{}';
+  v_field text;
+  v_text text;
+  v_number numeric;
+begin
+  foreach v_field in array array['cost_usd', 'input_tokens', 'output_tokens', 'cached_tokens'] loop
+    v_text := p_usage ->> v_field;
+    if v_text is null then
+      continue;
+    end if;
+    begin
+      v_number := v_text::numeric;
+      if v_number >= 0 and v_number < 'Infinity' and v_number < (case v_field when 'cost_usd' then 1000000 else 1e15 end) then
+        v_values := v_values || jsonb_build_object(v_field, case v_field when 'cost_usd' then round(v_number, 6) else trunc(v_number) end);
+      end if;
+    exception when others then
+      null; -- not a number: unknown, as if it had not been said
+    end;
+  end loop;
+  return v_values || case when btrim(p_usage ->> 'model') <> '' then jsonb_build_object('model', left(p_usage ->> 'model', 300)) else '{}'::jsonb end;
+end
+$$;
+comment on function public.workflow_usage_values(jsonb) is
+  'What a report of usage {cost_usd, input_tokens, output_tokens, cached_tokens, model} really says: what is no number, negative, NaN or beyond belief is left out, so it stays unknown.';
+
+create or replace function public.book_workflow_usage(p_run public.workflow_runs, p_usage jsonb) returns public.workflow_runs
+language plpgsql volatile set search_path = ''
+as $$
+declare
+  v_usage constant jsonb := public.workflow_usage_values(coalesce(p_usage, '{}'));
+  v_says_something constant boolean := v_usage ?| array['cost_usd', 'input_tokens', 'output_tokens'];
+begin
+  if v_usage = '{}' then
+    return p_run;
+  end if;
+  update public.workflow_runs
+     set cost_estimate = coalesce((v_usage ->> 'cost_usd')::numeric, cost_estimate), input_tokens = coalesce((v_usage ->> 'input_tokens')::bigint, input_tokens),
+         output_tokens = coalesce((v_usage ->> 'output_tokens')::bigint, output_tokens), cached_tokens = coalesce((v_usage ->> 'cached_tokens')::bigint, cached_tokens),
+         model_id = coalesce(v_usage ->> 'model', model_id),
+         reported_at = case when v_says_something then now() else reported_at end,
+         accounted_at = case when v_says_something then coalesce(accounted_at, now()) else accounted_at end
+   where id = p_run.id returning * into p_run;
+  return p_run;
+end
+$$;
+comment on function public.book_workflow_usage(public.workflow_runs, jsonb) is
+  'Keeps what a run is said to have cost. Totals, not increments: a repeat changes nothing. The period it was first booked in stays.';
+
+create or replace function public.book_lost_claim_usage(p_tenant_id uuid, p_run_id uuid, p_session text, p_claim_token uuid, p_usage jsonb) returns boolean
+language plpgsql volatile set search_path = ''
+as $$
+declare
+  v_usage constant jsonb := public.workflow_usage_values(coalesce(p_usage, '{}'));
+begin
+  if not v_usage ?| array['cost_usd', 'input_tokens', 'output_tokens'] then
+    return false;
+  end if;
+  update public.workflow_claims as claim
+     set cost_usd = coalesce((v_usage ->> 'cost_usd')::numeric, cost_usd),
+         tokens = case when v_usage ?| array['input_tokens', 'output_tokens']
+                       then coalesce((v_usage ->> 'input_tokens')::bigint, 0) + coalesce((v_usage ->> 'output_tokens')::bigint, 0) else tokens end,
+         accounted_at = coalesce(accounted_at, now())
+   where claim.claim_token = (select lost.claim_token from public.workflow_claims as lost
+                               where lost.tenant_id = p_tenant_id and lost.run_id = p_run_id and lost.session_id = p_session and lost.ended_at is not null
+                                 and (p_claim_token is null or lost.claim_token = p_claim_token)
+                               order by lost.claimed_at desc limit 1);
+  return found;
+end
+$$;
+comment on function public.book_lost_claim_usage(uuid, uuid, text, uuid, jsonb) is
+  'The cost of a claim that was lost meanwhile: the money is spent all the same, so it is booked with that claim, once.';
+
+create or replace function public.refuse_workflow_caller(
+  p_code text, p_run public.workflow_runs, p_tenant_id uuid, p_run_id uuid, p_session text, p_claim_token uuid, p_usage jsonb
+) returns jsonb
+language plpgsql volatile set search_path = ''
+as $$
+declare
+  v_booked boolean := false;
+begin
+  if p_code = 'finished' then
+    p_run := public.book_workflow_usage(p_run, p_usage);
+  elsif p_code = 'not_yours' then
+    v_booked := public.book_lost_claim_usage(p_tenant_id, p_run_id, p_session, p_claim_token, p_usage);
+  end if;
+  return case when p_run.id is null then jsonb_build_object('applied', false, 'code', 'not_found', 'run_id', p_run_id)
+              else public.workflow_answer(p_code, p_run) end
+         || jsonb_build_object('usage_booked', v_booked or (p_code = 'finished' and public.workflow_usage_values(coalesce(p_usage, '{}')) <> '{}'));
+end
+$$;
+comment on function public.refuse_workflow_caller(text, public.workflow_runs, uuid, uuid, text, uuid, jsonb) is
+  'The answer to a session that does not hold the run (any more); a cost it brings is booked nevertheless.';
+
+create or replace function public.note_wake_progress(p_run public.workflow_runs) returns void
+language sql volatile set search_path = ''
+as $$
+  update public.agent_wakes set progressed_at = now() where id = p_run.wake_id and state in ('starting', 'running') and progressed_at is null
+$$;
+comment on function public.note_wake_progress(public.workflow_runs) is 'Work on a run is progress of the wake it is done in.';
+
+create or replace function public.start_workflow_run(p_run public.workflow_runs) returns public.workflow_runs
+language plpgsql volatile set search_path = ''
+as $$
+begin
+  update public.workflow_runs
+     set status = case status when 'claimed' then 'running' else status end, last_heartbeat_at = now(),
+         started_at = case status when 'claimed' then now() else started_at end
+   where id = p_run.id returning * into p_run;
+  perform public.note_wake_progress(p_run);
+  return p_run;
+end
+$$;
+comment on function public.start_workflow_run(public.workflow_runs) is 'A sign of life of a held run: claimed becomes running.';
+
+create or replace function public.heartbeat_workflow_run(
+  p_tenant_id uuid, p_run_id uuid, p_session text, p_claim_token uuid default null, p_usage jsonb default null
+) returns jsonb
+language plpgsql volatile set search_path = '' set lock_timeout = '8s'
+as $$
+declare
+  v_run public.workflow_runs := public.lock_workflow_run(p_tenant_id, p_run_id);
+  v_code constant text := public.workflow_claim_state(v_run, p_session, p_claim_token);
+begin
+  if v_code not in ('ok', 'held') then
+    return public.refuse_workflow_caller(v_code, v_run, p_tenant_id, p_run_id, p_session, p_claim_token, p_usage);
+  end if;
+  perform public.note_workflow_actor(v_run.claimed_by, null);
+  v_run := public.start_workflow_run(v_run);
+  v_run := public.book_workflow_usage(v_run, p_usage);
+  return public.workflow_answer('ok', v_run) || jsonb_build_object('deadline_in', extract(epoch from v_run.deadline_at - now()));
+end
+$$;
+comment on function public.heartbeat_workflow_run(uuid, uuid, text, uuid, jsonb) is
+  'A sign of life from the session that holds the run: the first one makes it running. May carry usage so far. not_yours, finished, not_found: stop working on it.';
+
+create or replace function public.report_workflow_usage(
+  p_tenant_id uuid, p_run_id uuid, p_session text, p_usage jsonb, p_claim_token uuid default null
+) returns jsonb
+language plpgsql volatile set search_path = '' set lock_timeout = '8s'
+as $$
+declare
+  v_run public.workflow_runs := public.lock_workflow_run(p_tenant_id, p_run_id);
+  v_code constant text := public.workflow_claim_state(v_run, p_session, p_claim_token);
+begin
+  if v_code not in ('ok', 'held') then
+    return public.refuse_workflow_caller(v_code, v_run, p_tenant_id, p_run_id, p_session, p_claim_token, p_usage);
+  end if;
+  return public.workflow_answer('ok', public.book_workflow_usage(v_run, p_usage)) || jsonb_build_object('usage_booked', true);
+end
+$$;
+comment on function public.report_workflow_usage(uuid, uuid, text, jsonb, uuid) is
+  'What the run has cost so far, as totals. Also after its end, and after a lost claim (then booked with that claim): usage_booked says whether it was.';
+
+create or replace function public.finish_workflow_run(
+  p_tenant_id uuid, p_run_id uuid, p_session text, p_claim_token uuid, p_status text, p_output jsonb, p_error text, p_usage jsonb
+) returns jsonb
+language plpgsql volatile set search_path = '' set lock_timeout = '8s'
+as $$
+declare
+  v_run public.workflow_runs := public.lock_workflow_run(p_tenant_id, p_run_id);
+  v_code constant text := public.workflow_claim_state(v_run, p_session, p_claim_token);
+begin
+  if v_code = 'finished' and v_run.status = p_status then
+    return public.workflow_answer('already', public.book_workflow_usage(v_run, p_usage));
+  end if;
+  if v_code <> 'ok' then
+    return public.refuse_workflow_caller(v_code, v_run, p_tenant_id, p_run_id, p_session, p_claim_token, p_usage);
+  end if;
+  perform public.note_workflow_actor(v_run.claimed_by, p_error);
+  if p_status = 'completed' then
+    v_run := public.start_workflow_run(v_run);
+  end if;
+  perform public.end_workflow_claim(v_run, p_status);
+  v_run := public.book_workflow_usage(v_run, p_usage);
+  perform public.note_wake_progress(v_run);
+  update public.workflow_runs
+     set status = p_status, finished_at = now(), output_summary = coalesce(p_output, output_summary), wake_id = null,
+         last_error = case p_status when 'failed' then coalesce(nullif(btrim(left(p_error, 4000)), ''), 'no reason given') else last_error end,
+         last_error_at = case p_status when 'failed' then now() else last_error_at end
+   where id = p_run_id returning * into v_run;
+  return public.workflow_answer('ok', v_run);
+end
+$$;
+comment on function public.finish_workflow_run(uuid, uuid, text, uuid, text, jsonb, text, jsonb) is
+  'Ends a run as completed or failed on behalf of the session that holds it. already for a repeat.';
+
+create or replace function public.complete_workflow_run(
+  p_tenant_id uuid, p_run_id uuid, p_session text, p_output jsonb default null, p_usage jsonb default null, p_claim_token uuid default null
+) returns jsonb
+language sql volatile set search_path = ''
+as $$ select public.finish_workflow_run(p_tenant_id, p_run_id, p_session, p_claim_token, 'completed', p_output, null, p_usage) $$;
+comment on function public.complete_workflow_run(uuid, uuid, text, jsonb, jsonb, uuid) is
+  'The session that holds the run finished it, with its output and usage {cost_usd, input_tokens, output_tokens, cached_tokens, model}. A repeat is already.';
+
+create or replace function public.fail_workflow_run(
+  p_tenant_id uuid, p_run_id uuid, p_session text, p_error text, p_usage jsonb default null, p_claim_token uuid default null
+) returns jsonb
+language sql volatile set search_path = ''
+as $$ select public.finish_workflow_run(p_tenant_id, p_run_id, p_session, p_claim_token, 'failed', null, p_error, p_usage) $$;
+comment on function public.fail_workflow_run(uuid, uuid, text, text, jsonb, uuid) is 'The session that holds the run gave it up, with the reason. A repeat is already.';
+
+create or replace function public.return_workflow_run(p_run public.workflow_runs, p_how text) returns public.workflow_runs
+language plpgsql volatile set search_path = ''
+as $$
+begin
+  perform public.end_workflow_claim(p_run, p_how);
+  if p_run.accounted_at is not null then
+    -- What this claim has cost is spent; the next one starts its own account.
+    update public.workflow_claims
+       set cost_usd = p_run.cost_estimate, tokens = coalesce(p_run.input_tokens, 0) + coalesce(p_run.output_tokens, 0), accounted_at = p_run.accounted_at
+     where claim_token = p_run.claim_token;
+  end if;
+  if p_run.release_count >= 3 then
+    perform public.note_workflow_actor(current_setting('dispatcher.actor', true), 'released too often');
+    update public.workflow_runs
+       set status = 'failed', finished_at = now(), wake_id = null, last_error_at = now(),
+           last_error = format('Claim lost after %s releases (%s)', p_run.release_count, p_how)
+     where id = p_run.id returning * into p_run;
+  else
+    update public.workflow_runs
+       set status = 'queued', release_count = release_count + 1, dispatched_at = null, claimed_at = null, claimed_by = null, started_at = null,
+           deadline_at = null, last_heartbeat_at = null, claim_token = null, session_id = null, wake_id = null, reserved_usd = null, reserved_tokens = null,
+           cost_estimate = null, input_tokens = null, output_tokens = null, cached_tokens = null, reported_at = null, accounted_at = null
+     where id = p_run.id returning * into p_run;
+  end if;
+  return p_run;
+end
+$$;
+comment on function public.return_workflow_run(public.workflow_runs, text) is
+  'Gives a claim back: the run returns to the queue with its reservation freed, at most 3 times, then it fails. The caller has locked it.';
+
+create or replace function public.release_workflow_run(p_tenant_id uuid, p_run_id uuid, p_session text, p_claim_token uuid default null) returns jsonb
+language plpgsql volatile set search_path = '' set lock_timeout = '8s'
+as $$
+declare
+  v_run public.workflow_runs := public.lock_workflow_run(p_tenant_id, p_run_id);
+  v_code constant text := public.workflow_claim_state(v_run, p_session, p_claim_token);
+begin
+  if v_code <> 'ok' then
+    -- A repeat of a release that held: the claim is in the history as released.
+    if v_code = 'not_yours' and exists (select from public.workflow_claims where run_id = p_run_id and tenant_id = p_tenant_id and session_id = p_session
+                                           and ended_as = 'released' and (p_claim_token is null or claim_token = p_claim_token))
+       and v_run.status in ('queued', 'dispatched') then
+      return public.workflow_answer('already', v_run);
+    end if;
+    return public.refuse_workflow_caller(v_code, v_run, p_tenant_id, p_run_id, p_session, p_claim_token, null);
+  end if;
+  perform public.note_workflow_actor(v_run.claimed_by, 'released');
+  return public.workflow_answer('ok', public.return_workflow_run(v_run, 'released'));
+end
+$$;
+comment on function public.release_workflow_run(uuid, uuid, text, uuid) is
+  'The session that holds the run gives it back to the queue; the fourth time it fails.';
+
+-- ---------------------------------------------------------------------------------------------------------------
+-- What an operator does
+-- ---------------------------------------------------------------------------------------------------------------
+
+create or replace function public.audit_workflow_action(
+  p_tenant_id uuid, p_actor text, p_action text, p_class text, p_severity text, p_target text, p_before jsonb, p_after jsonb, p_allowed boolean default true
+) returns void
+language sql volatile set search_path = ''
+as $$
+  insert into public.workflow_audit_log (tenant_id, actor, action, class, severity, target, before, after, allowed)
+  values (p_tenant_id, coalesce(nullif(p_actor, ''), 'unknown'), p_action, p_class, p_severity, p_target, p_before, p_after, p_allowed)
+$$;
+comment on function public.audit_workflow_action(uuid, text, text, text, text, text, jsonb, jsonb, boolean) is 'One line in workflow_audit_log.';
+
+create or replace function public.enqueue_workflow_run(
+  p_tenant_id uuid, p_workflow_type text, p_input jsonb default '{}', p_priority integer default 0, p_initiator text default null,
+  p_task_id text default null, p_agent text default null, p_not_before timestamptz default null, p_request_key text default null
+) returns jsonb
+language plpgsql volatile set search_path = ''
+as $$
+declare
+  v_run public.workflow_runs;
+begin
+  if coalesce(btrim(p_workflow_type), '') = '' or length(p_workflow_type) > 200 then
+    return jsonb_build_object('applied', false, 'code', 'bad_type');
+  end if;
+  insert into public.workflow_runs as run (tenant_id, workflow_type, input_payload, priority, initiator, task_id, pinned_agent_id, next_attempt_at, request_key)
+  values (p_tenant_id, btrim(p_workflow_type), coalesce(p_input, '{}'), coalesce(p_priority, 0), p_initiator, p_task_id, nullif(p_agent, ''), p_not_before,
+          nullif(p_request_key, ''))
+  on conflict (tenant_id, request_key) where request_key is not null do nothing
+  returning * into v_run;
+  if v_run.id is not null then
+    return public.workflow_answer('ok', v_run)
+      || jsonb_build_object('routed', v_run.pinned_agent_id is not null or exists (select from public.workflow_agent_routing as route
+           where route.tenant_id = p_tenant_id and route.workflow_type = v_run.workflow_type and route.max_concurrent > 0));
+  end if;
+  select * into v_run from public.workflow_runs where tenant_id = p_tenant_id and request_key = p_request_key;
+  return public.workflow_answer('already', v_run);
+end
+$$;
+comment on function public.enqueue_workflow_run(uuid, text, jsonb, integer, text, text, text, timestamptz, text) is
+  'Puts a run into the queue. p_agent pins it to an agent, p_not_before keeps it back, p_request_key makes a repeat answer the same run (already).';
+
+create or replace function public.stop_workflow_run(p_run public.workflow_runs, p_error text) returns public.workflow_runs
+language plpgsql volatile set search_path = ''
+as $$
+begin
+  perform public.end_workflow_claim(p_run, 'cancelled');
+  update public.workflow_runs set status = 'cancelled', finished_at = now(), last_error = p_error, last_error_at = now()
+   where id = p_run.id returning * into p_run;
+  update public.workflow_notifications set state = 'obsolete' where run_id = p_run.id and state = 'pending';
+  return p_run;
+end
+$$;
+comment on function public.stop_workflow_run(public.workflow_runs, text) is 'Cancels a run the caller has locked.';
+
+create or replace function public.cancel_workflow_run(p_tenant_id uuid, p_run_id uuid, p_actor text, p_reason text default null) returns jsonb
+language plpgsql volatile set search_path = '' set lock_timeout = '8s'
+as $$
+declare
+  v_before public.workflow_runs := public.lock_workflow_run(p_tenant_id, p_run_id);
+  v_run public.workflow_runs;
+begin
+  if v_before.id is null then
+    return jsonb_build_object('applied', false, 'code', 'not_found', 'run_id', p_run_id);
+  elsif v_before.status = 'cancelled' then
+    return public.workflow_answer('already', v_before);
+  elsif v_before.finished_at is not null then
+    return public.workflow_answer('finished', v_before);
+  end if;
+  perform public.note_workflow_actor(p_actor, p_reason);
+  v_run := public.stop_workflow_run(v_before, coalesce(nullif(btrim(left(p_reason, 4000)), ''), format('Cancelled by %s', p_actor)));
+  perform public.audit_workflow_action(p_tenant_id, p_actor, 'cancel_run', 'intervention', 'warning', 'run:' || p_run_id,
+                                       jsonb_build_object('status', v_before.status), jsonb_build_object('status', v_run.status, 'reason', p_reason));
+  return public.workflow_answer('ok', v_run);
+end
+$$;
+comment on function public.cancel_workflow_run(uuid, uuid, text, text) is 'Cancels a run that is not finished; audited. Its process, where a daemon has one, is stopped.';
+
+create or replace function public.retry_workflow_run(p_tenant_id uuid, p_run_id uuid, p_actor text, p_reason text default null) returns jsonb
+language plpgsql volatile set search_path = '' set lock_timeout = '8s'
+as $$
+declare
+  v_before public.workflow_runs := public.lock_workflow_run(p_tenant_id, p_run_id);
+  v_run public.workflow_runs;
+begin
+  if v_before.id is null then
+    return jsonb_build_object('applied', false, 'code', 'not_found', 'run_id', p_run_id);
+  elsif v_before.status not in ('failed', 'timed_out') then
+    return public.workflow_answer('not_failed', v_before);
+  end if;
+  if v_before.accounted_at is not null then
+    -- What the failed try cost stays spent: with its last claim, where the budgets find it.
+    insert into public.workflow_claims (claim_token, tenant_id, run_id, workflow_type, agent_id, session_id, attempt, claimed_at, ended_at, ended_as, cost_usd, tokens, accounted_at)
+    values (coalesce(v_before.claim_token, gen_random_uuid()), p_tenant_id, p_run_id, v_before.workflow_type, v_before.owner_agent_id, coalesce(v_before.session_id, 'unknown'),
+            v_before.dispatch_attempts, coalesce(v_before.claimed_at, now()), now(), v_before.status,
+            case when v_before.cost_estimate >= 0 and v_before.cost_estimate <> 'NaN' then v_before.cost_estimate else v_before.reserved_usd end,
+            coalesce(v_before.input_tokens + v_before.output_tokens, v_before.input_tokens, v_before.output_tokens, v_before.reserved_tokens), v_before.accounted_at)
+    on conflict (claim_token) do update set cost_usd = excluded.cost_usd, tokens = excluded.tokens, accounted_at = excluded.accounted_at;
+  end if;
+  perform public.note_workflow_actor(p_actor, coalesce(p_reason, 'override_failure'));
+  perform set_config('dispatcher.override_run', p_run_id::text, true);
+  update public.workflow_runs
+     set status = 'queued', dispatch_attempts = 0, release_count = 0, queued_at = now(), dispatched_at = null, claimed_at = null, claimed_by = null, started_at = null,
+         deadline_at = null, last_heartbeat_at = null, next_attempt_at = null, claim_token = null, session_id = null, wake_id = null, reserved_usd = null,
+         reserved_tokens = null, cost_estimate = null, input_tokens = null, output_tokens = null, cached_tokens = null, reported_at = null, accounted_at = null
+   where id = p_run_id returning * into v_run;
+  perform set_config('dispatcher.override_run', '', true);
+  delete from public.workflow_respawns where run_id = p_run_id;
+  delete from public.workflow_notifications where run_id = p_run_id;
+  perform public.audit_workflow_action(p_tenant_id, p_actor, 'override_failure', 'intervention', 'warning', 'run:' || p_run_id,
+                                       jsonb_build_object('status', v_before.status, 'last_error', v_before.last_error),
+                                       jsonb_build_object('status', v_run.status, 'reason', p_reason));
+  return public.workflow_answer('ok', v_run);
+end
+$$;
+comment on function public.retry_workflow_run(uuid, uuid, text, text) is
+  'override_failure: a failed or timed out run starts anew, with all its attempts; audited. The only way out of a final state.';
+
+create or replace function public.list_workflow_runs(
+  p_tenant_id uuid, p_status text default null, p_workflow_type text default null, p_agent text default null, p_limit integer default 50
+) returns jsonb
+language sql stable set search_path = ''
+as $$
+  select jsonb_build_object('count', count(*), 'runs', coalesce(jsonb_agg(public.workflow_run_json(listed) - 'input_payload' - 'output_summary'
+                              order by listed.created_at desc, listed.id), '[]'))
+    from (select * from public.workflow_runs
+           where tenant_id = p_tenant_id and (p_status is null or status = p_status) and (p_workflow_type is null or workflow_type = p_workflow_type)
+             and (p_agent is null or owner_agent_id = p_agent or pinned_agent_id = p_agent)
+           order by created_at desc, id limit least(greatest(p_limit, 1), 1000)) as listed
+$$;
+comment on function public.list_workflow_runs(uuid, text, text, text, integer) is 'The newest runs, without their payloads: {count, runs}.';
+
+create or replace function public.show_workflow_run(p_tenant_id uuid, p_run_id uuid) returns jsonb
+language sql stable set search_path = ''
+as $$
+  select case when run.id is null then jsonb_build_object('code', 'not_found', 'run_id', p_run_id) else
+    jsonb_build_object('code', 'ok', 'run', public.workflow_run_json(run),
+      'events', (select coalesce(jsonb_agg(jsonb_build_object('at', event.at, 'from', event.from_status, 'to', event.to_status, 'attempt', event.attempt,
+                   'actor', event.actor, 'reason', event.reason) order by event.id), '[]') from public.workflow_run_events as event where event.run_id = p_run_id),
+      'claims', (select coalesce(jsonb_agg(to_jsonb(claim) - array['claim_token', 'tenant_id', 'run_id', 'workflow_type'] order by claim.claimed_at), '[]')
+                   from public.workflow_claims as claim where claim.run_id = p_run_id),
+      'notifications', (select coalesce(jsonb_agg(to_jsonb(note) - array['claim_token', 'tenant_id', 'run_id'] order by note.attempt), '[]')
+                          from public.workflow_notifications as note where note.run_id = p_run_id),
+      'approvals', (select coalesce(jsonb_agg(to_jsonb(approval) - array['tenant_id', 'run_id'] order by approval.created_at), '[]')
+                      from public.workflow_approvals as approval where approval.run_id = p_run_id)) end
+    from (select 1) as one_row left join public.workflow_runs as run on run.id = p_run_id and run.tenant_id = p_tenant_id
+$$;
+comment on function public.show_workflow_run(uuid, uuid) is 'One run whole: record, events, claims, notifications, approvals.';
+
+create or replace function public.set_workflow_route(
+  p_tenant_id uuid, p_workflow_type text, p_agent text, p_priority integer default null, p_max_concurrent integer default null, p_timeout_minutes integer default null
+) returns jsonb
+language plpgsql volatile set search_path = ''
+as $$
+declare
+  v_faults text[] := '{}';
+  v_route public.workflow_agent_routing;
+begin
+  if coalesce(btrim(p_workflow_type), '') = '' then v_faults := v_faults || 'workflow_type: empty'::text; end if;
+  if coalesce(btrim(p_agent), '') = '' then v_faults := v_faults || 'agent: empty'::text; end if;
+  if p_max_concurrent < 0 then v_faults := v_faults || 'max_concurrent: below 0'::text; end if;
+  if p_timeout_minutes < 1 then v_faults := v_faults || 'timeout_minutes: below 1'::text; end if;
+  if cardinality(v_faults) > 0 then
+    return jsonb_build_object('applied', false, 'code', 'invalid', 'faults', to_jsonb(v_faults));
+  end if;
+  insert into public.workflow_agent_routing as route (tenant_id, workflow_type, agent_id, priority, max_concurrent, timeout_minutes)
+  values (p_tenant_id, btrim(p_workflow_type), btrim(p_agent), coalesce(p_priority, 0), coalesce(p_max_concurrent, 1), coalesce(p_timeout_minutes, 60))
+  on conflict (tenant_id, workflow_type) do update
+     set agent_id = excluded.agent_id, priority = coalesce(p_priority, route.priority), max_concurrent = coalesce(p_max_concurrent, route.max_concurrent),
+         timeout_minutes = coalesce(p_timeout_minutes, route.timeout_minutes)
+  returning * into v_route;
+  return jsonb_build_object('applied', true, 'code', 'ok', 'route', to_jsonb(v_route) - 'tenant_id');
+end
+$$;
+comment on function public.set_workflow_route(uuid, text, text, integer, integer, integer) is
+  'Routes a workflow type to an agent; what is not given keeps its value (else 0, 1 and 60). max_concurrent 0 disables it.';
+
+create or replace function public.remove_workflow_route(p_tenant_id uuid, p_workflow_type text) returns jsonb
+language plpgsql volatile set search_path = ''
+as $$
+begin
+  delete from public.workflow_agent_routing where tenant_id = p_tenant_id and workflow_type = p_workflow_type;
+  return jsonb_build_object('applied', found, 'code', case when found then 'ok' else 'not_found' end, 'workflow_type', p_workflow_type);
+end
+$$;
+comment on function public.remove_workflow_route(uuid, text) is 'Takes a route away; queued runs of the type wait for another one.';
+
+create or replace function public.seed_workflow_routes(p_tenant_id uuid) returns jsonb
+language sql volatile set search_path = ''
+as $$
+  with seeded as (
+    insert into public.workflow_agent_routing (tenant_id, workflow_type, agent_id)
+    select p_tenant_id, mapping.workflow_type, mapping.agent_id from (values
+      ('citation-improvement', 'affiliate-editorial'), ('affiliate-article', 'affiliate-editorial'), ('code-change', 'code-change'),
+      ('image-generation', 'comfyui-image-agent'), ('qa-review', 'qa-review'), ('incident-investigation', 'incident-investigation'),
+      ('system-improvement-scan', 'main'), ('improvement-suggestion', 'coder')) as mapping (workflow_type, agent_id)
+    on conflict (tenant_id, workflow_type) do nothing
+    returning workflow_type, agent_id)
+  select jsonb_build_object('code', 'ok', 'seeded', count(*), 'routes',
+           coalesce(jsonb_agg(jsonb_build_object('workflow_type', workflow_type, 'agent_id', agent_id) order by workflow_type), '[]')) from seeded
+$$;
+comment on function public.seed_workflow_routes(uuid) is 'The reference routes, where a type has none yet.';
+
+notify pgrst, 'reload schema';

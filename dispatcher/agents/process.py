@@ -191,8 +191,16 @@ def stop_family(
     asked = _family(process, wake_id, ())
     _signal_all(asked, signal.SIGTERM, process)
     _wait_gone(asked, term_grace)
-    killed, survivors = _kill_until_gone(process, wake_id, asked, kill_wait)
+    killed, survivors, everyone = _kill_until_gone(process, wake_id, asked, kill_wait)
+    _reap_relatives(process, everyone)
     return StopReport(len(asked), killed, tuple(row.pid for row in survivors))
+
+
+def _reap_relatives(process: ManagedProcess, rows: Iterable[ProcessRow]) -> None:
+    """Who came to us as to a subreaper leaves no zombie behind; the process itself is its owner's to reap."""
+    for row in rows:
+        if row.pid != process.pid and proctable.same_process(proctable.read_row(row.pid), row.started_at):
+            _reap_pid(row.pid)
 
 
 def _family(process: ManagedProcess, wake_id: str | None, relatives: Iterable[ProcessRow]) -> list[ProcessRow]:
@@ -206,7 +214,7 @@ def _family(process: ManagedProcess, wake_id: str | None, relatives: Iterable[Pr
 
 def _kill_until_gone(
     process: ManagedProcess, wake_id: str | None, relatives: list[ProcessRow], kill_wait: float
-) -> tuple[int, list[ProcessRow]]:
+) -> tuple[int, list[ProcessRow], list[ProcessRow]]:
     deadline = time.monotonic() + kill_wait
     killed: set[int] = set()
     left = _family(process, wake_id, relatives)
@@ -216,7 +224,7 @@ def _kill_until_gone(
         _wait_gone(left, max(0.0, deadline - time.monotonic()))
         relatives = relatives + left
         left = _family(process, wake_id, relatives)
-    return len(killed), left
+    return len(killed), left, relatives
 
 
 def _signal_all(rows: Sequence[ProcessRow], number: signal.Signals, process: ManagedProcess) -> None:

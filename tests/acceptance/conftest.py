@@ -38,6 +38,7 @@ def start_daemon(api: Api, stub_agent: StubAgent, tmp_path: Path) -> Iterator[St
         if daemon.process.poll() is None:
             daemon.process.kill()
             daemon.wait()
+        print(f"--- daemon {daemon.pid}\n{daemon.tail()}")  # shown for a test that failed
 
 
 @pytest.fixture

@@ -19,6 +19,7 @@ from typing import Any
 import realtime
 import websockets
 from realtime import AsyncRealtimeChannel, AsyncRealtimeClient
+from realtime._async import channel as channel_library
 from realtime._async import client as library
 from realtime.message import ChannelCloseMessage, ChannelErrorMessage, Message, ServerMessage
 from realtime.types import PHOENIX_CHANNEL, ChannelEvents, RealtimeChannelOptions
@@ -31,6 +32,15 @@ MINIMUM_VERSION = (2, 34, 1)
 MAX_FRAME_BYTES = 8 * 1024 * 1024
 _NEVER = 86_400
 _UNRECOGNISED = "Unrecognized message format"
+# Two to three errors for every attempt of an outage that may last for days; the supervisor says it once.
+_SAID_BY_US = (
+    "Connection attempt failed",
+    "Connection failed permanently",
+    "WebSocket connection closed",
+    "Auto-reconnect disabled",
+    "join push",
+)
+_LOGGERS = (library.logger, channel_library.logger)
 
 log = get_logger(__name__)
 
@@ -147,7 +157,8 @@ class SupervisedClient(AsyncRealtimeClient):
 
 
 class FrameAlarm(logging.Filter):
-    """Notices frames the library could not read, which it only logs; and keeps their rows out of the log.
+    """Notices frames the library could not read, which it only logs; keeps their rows, and what we say ourselves,
+    out of the log.
 
     A filter, not a handler: `configure_logging` takes handlers away. `on_alarm` gets True when the frame says
     that the key may not read the table.
@@ -158,20 +169,22 @@ class FrameAlarm(logging.Filter):
         self._on_alarm = on_alarm
 
     def filter(self, record: logging.LogRecord) -> bool:
-        """Always lets the record pass, without the frame."""
+        """Lets a record pass, without the frame in it, unless the supervisor reports the same thing once."""
         text = record.msg if isinstance(record.msg, str) else ""
         if text.startswith(_UNRECOGNISED):
             self._on_alarm("Error 401" in text)
             record.msg, record.args = f"{_UNRECOGNISED} ({len(text)} characters left out)", ()
-        return True
+        return not text.startswith(_SAID_BY_US)
 
     def install(self) -> None:
         """Starts to listen."""
-        library.logger.addFilter(self)
+        for logger in _LOGGERS:
+            logger.addFilter(self)
 
     def remove(self) -> None:
         """Stops."""
-        library.logger.removeFilter(self)
+        for logger in _LOGGERS:
+            logger.removeFilter(self)
 
 
 def realtime_url(base_url: str) -> str:

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+import math
 import random
 import time
 from collections.abc import Callable
@@ -122,7 +123,7 @@ class Supervisor:
         self._failures = 0
         self._connection_cause: str | None = None
         self._split = False
-        self._partials: list[_Partial] = []
+        self._partials: dict[str, _Partial] = {}
         self._unreadable: str | None = None
         self._told = _Told()
         self._alarm = FrameAlarm(self._on_alarm)
@@ -328,6 +329,7 @@ class Supervisor:
     def _confirm(self, session: Session, joined: Joined) -> None:
         path = self.paths[joined.path]
         joined.ready = True
+        self._partials.pop(joined.plan.tables, None)
         if session.is_ready(path.name):
             path.ready(time.monotonic())
         if path.phase is Phase.READY:
@@ -369,17 +371,18 @@ class Supervisor:
 
     def _do_without(self, plan: ChannelPlan, words: str) -> None:
         retry_at = time.monotonic() + self._timings.misconfigured * (1 + self._draw() / 5)
-        self._partials.append(_Partial(plan, words, retry_at))
+        self._partials[plan.tables] = _Partial(plan, words, retry_at)
         if self._told.is_news(plan.tables, words):
             text = f"Realtime refuses changes of {plan.tables}; the sweep makes up for it: {words}"
             log.error(events.REALTIME_MISCONFIGURED, msg=text, tables=plan.tables, cause=words)
 
     def _retry_partials(self, session: Session) -> None:
         path = self.paths["postgres_changes"]
-        due = [one for one in self._partials if one.retry_at <= time.monotonic()]
+        due = [one for one in self._partials.values() if one.retry_at <= time.monotonic()]
         if due and path.phase is Phase.READY:
-            self._partials = [one for one in self._partials if one not in due]
             session.join(path.name, [one.plan for one in due])
+            for one in due:
+                one.retry_at = math.inf  # until the server has answered this time
 
     # ------------------------------------------------------------------------------ telling
 
@@ -425,7 +428,7 @@ class Supervisor:
             log.warning(events.REALTIME_FALLBACK, msg=text, cause="the database offers no broadcast")
 
     def _publish(self) -> None:
-        notes = [f"postgres_changes, {one.plan.tables}: {one.cause}" for one in self._partials]
+        notes = [f"postgres_changes, {one.plan.tables}: {one.cause}" for one in self._partials.values()]
         if self._unreadable:
             notes.append(self._unreadable)
         path, status, cause = summary(self.paths, self._connection_cause, notes)

@@ -7,6 +7,7 @@ from typing import Any
 import pytest
 import realtime
 from realtime import AsyncRealtimeChannel, AsyncRealtimeClient
+from realtime._async import channel as channel_library
 from realtime._async import client as library
 from websockets.asyncio.client import connect
 from websockets.datastructures import Headers
@@ -73,7 +74,8 @@ def test_the_private_names_we_build_on_are_there() -> None:
     assert list(inspect.signature(AsyncRealtimeChannel._handle_message).parameters) == ["self", "message"]
     assert "channel._handle_message(message)" in inspect.getsource(AsyncRealtimeClient._listen)
     assert "Unrecognized message format" in inspect.getsource(AsyncRealtimeClient._listen)
-    assert library.logger.name == "realtime._async.client"
+    library_text = inspect.getsource(library) + inspect.getsource(channel_library)
+    assert all(text in library_text for text in realtime_client._SAID_BY_US)
     assert realtime.__version__.startswith("2.")
 
 
@@ -87,14 +89,17 @@ def test_a_frame_that_cannot_be_read_is_counted_and_kept_out_of_the_log(
         with caplog.at_level(logging.ERROR):
             library.logger.error("Unrecognized message format %r", "ROW")
             library.logger.error('Unrecognized message format \'{"errors":["Error 401: Unauthorized"]}\'')
-            library.logger.error("Connection attempt failed")
+            library.logger.error("Connection attempt failed: [Errno 111]")
+            channel_library.logger.error("join push error for channel x: {}")
+            library.logger.error("something new")
     finally:
         alarm.remove()
     library.logger.error("Unrecognized message format: nobody listens any more")
     assert alarms == [False, True]
+    assert caplog.text.count("Unrecognized") == 3
     assert "ROW" not in caplog.text
     assert "Error 401" not in caplog.text
-    assert "Connection attempt failed" in caplog.text
+    assert [record.message for record in caplog.records if "Unrecognized" not in record.message] == ["something new"]
 
 
 def test_the_url_is_the_projects() -> None:

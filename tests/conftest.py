@@ -15,8 +15,6 @@ wait_until       `wait_until(lambda: ..., deadline=5)`
 
 import dataclasses
 import secrets
-import shutil
-import tempfile
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
@@ -54,8 +52,8 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
 
 
 @pytest.fixture(scope="session")
-def cluster() -> Iterator[PostgresServer]:
-    directory = Path(tempfile.mkdtemp(prefix="dispatcher-tests-"))
+def cluster(tmp_path_factory: pytest.TempPathFactory) -> Iterator[PostgresServer]:
+    directory = tmp_path_factory.mktemp("cluster")
     server = PostgresServer(directory, password=secrets.token_hex(24), durable=False)
     try:
         server.start()
@@ -63,7 +61,6 @@ def cluster() -> Iterator[PostgresServer]:
         yield server
     finally:
         server.destroy()
-        shutil.rmtree(directory, ignore_errors=True)
 
 
 def _template(cluster: PostgresServer, name: str) -> str:

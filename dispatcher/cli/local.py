@@ -38,7 +38,8 @@ def up(
     """Run PostgreSQL, PostgREST and Realtime behind one URL until SIGINT or SIGTERM."""
     stopped = threading.Event()
     for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
-        signal.signal(number, lambda *_: stopped.set())
+        if signal.getsignal(number) is not signal.SIG_IGN:  # as nohup and background jobs leave it
+            signal.signal(number, lambda *_: stopped.set())
     with project_stack(directory, port=port, seed=not no_seed) as stack:
         if not stopped.is_set():
             _announce(stack, as_json)

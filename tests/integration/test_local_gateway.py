@@ -6,9 +6,40 @@ import httpx
 import pytest
 
 from dispatcher.local.api import Api
-from tests.support.database import Database
+from dispatcher.local.keys import Keys
+from dispatcher.local.postgres import PostgresServer
+from tests.support.api import running_api
+from tests.support.database import Database, cloned
 from tests.support.seed import Seed
 from tests.support.waiting import wait_until
+
+
+@pytest.fixture(scope="module")
+def shared_database(cluster: PostgresServer, migrated_template: str) -> Iterator[Database]:
+    with cloned(cluster, migrated_template) as shared:
+        yield shared
+
+
+@pytest.fixture(scope="module")
+def shared_api(
+    shared_database: Database, project_keys: Keys, tmp_path_factory: pytest.TempPathFactory
+) -> Iterator[Api]:
+    with running_api(shared_database, project_keys, tmp_path_factory.mktemp("api")) as started:
+        yield started
+
+
+@pytest.fixture
+def database(shared_database: Database) -> Iterator[Database]:
+    """One for all tests here, emptied after each: starting PostgREST anew takes longer than any of them."""
+    yield shared_database
+    shared_database.execute("truncate public.tenants cascade")
+
+
+@pytest.fixture
+def api(shared_api: Api) -> Iterator[Api]:
+    yield shared_api
+    shared_api.rest_faults.clear()
+    shared_api.realtime_faults.clear()
 
 
 @pytest.fixture

@@ -3,6 +3,7 @@
 import asyncio
 import json
 import re
+from contextlib import suppress
 from typing import Any
 
 import psycopg
@@ -29,9 +30,17 @@ _TRANSLATED = re.compile(r"(?<!^)(?=[A-Z])")
 
 async def connect(db_url: str, purpose: str) -> Connection:
     """A connection of the server's own, in autocommit mode. Raises psycopg.OperationalError."""
-    return await AsyncConnection.connect(
-        db_url, autocommit=True, application_name=f"realtime_{purpose}", connect_timeout=5
+    attempt = asyncio.ensure_future(
+        AsyncConnection.connect(db_url, autocommit=True, application_name=f"realtime_{purpose}", connect_timeout=5)
     )
+    try:
+        return await asyncio.shield(attempt)
+    except asyncio.CancelledError:
+        # Cancelled itself, psycopg leaves its socket open, and the server a process that no DROP DATABASE can pass
+        # until authentication_timeout.
+        with suppress(psycopg.Error):
+            await (await attempt).close()
+        raise
 
 
 def claims_text(token: Token) -> str:

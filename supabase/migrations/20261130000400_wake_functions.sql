@@ -301,6 +301,8 @@ declare
   v_answer jsonb;
   v_answers jsonb := '[]';
 begin
+  -- Before the look for an earlier try of this request: that one may be under way still.
+  perform from public.dispatcher_gateways where gateway_id = v_instance.gateway_id for update;
   select jsonb_agg(public.wake_grant(wake)) into v_answer from public.agent_wakes as wake
    where wake.claim_request = p_request and wake.state in ('starting', 'running');
   if v_answer is not null then
@@ -552,9 +554,16 @@ begin
   end if;
   perform from public.agent_wake_state where agent_id = (select agent_id from public.agent_wakes where id = p_wake_id) for update;
   select * into v_wake from public.agent_wakes where id = p_wake_id for update;
-  if v_wake.id is null or v_wake.claim_token <> p_claim_token or v_wake.ended_at is not null then
+  if v_wake.id is null or v_wake.claim_token <> p_claim_token then
     return jsonb_build_object('wake_id', p_wake_id, 'applied', false, 'state', v_wake.state,
-      'code', case when v_wake.id is null then 'not_found' when v_wake.claim_token <> p_claim_token then 'fence_lost' else 'already' end);
+                              'code', case when v_wake.id is null then 'not_found' else 'fence_lost' end);
+  end if;
+  select settings into v_settings from public.dispatcher_instances where id = v_wake.instance_id;
+  v_settings := coalesce(v_settings, (select settings from public.dispatcher_instances where gateway_id = v_wake.gateway_id order by last_heartbeat_at desc limit 1));
+  if v_wake.ended_at is not null then
+    -- Whoever asks again did not hear the first answer, and so not when to look at the agent next.
+    return jsonb_build_object('wake_id', p_wake_id, 'applied', false, 'code', 'already', 'state', v_wake.state, 'agent_id', v_wake.agent_id)
+           || public.wait_for_next_wake(v_wake.agent_id, v_settings);
   end if;
   perform set_config('dispatcher.quiet', 'on', true);
   v_state := public.wake_end_state(v_wake, p_ending, p_exit_code);
@@ -564,8 +573,6 @@ begin
     perform public.spend_attempt_of_lost_wake(v_wake);
   end if;
 
-  select settings into v_settings from public.dispatcher_instances where id = v_wake.instance_id;
-  v_settings := coalesce(v_settings, (select settings from public.dispatcher_instances where gateway_id = v_wake.gateway_id order by last_heartbeat_at desc limit 1));
   v_max := (v_settings ->> 'max_consecutive_failures')::integer;
   update public.agent_wake_state as wake_state
      set last_ended_at = now(), last_end_state = v_state, updated_at = now(),
@@ -654,19 +661,28 @@ as $$
 $$;
 comment on function public.broadcast_hints_available() is 'Whether an insert is broadcast here: realtime.send exists and the insert trigger is in place and enabled.';
 
+create or replace function public.open_wake_facts(p_wake public.agent_wakes) returns jsonb
+language sql stable set search_path = ''
+as $$
+  select jsonb_build_object(
+           'wake_id', p_wake.id, 'claim_token', p_wake.claim_token, 'claim_request', p_wake.claim_request, 'agent_id', p_wake.agent_id,
+           'agent_slug', agent.slug, 'state', p_wake.state, 'host_id', coalesce(p_wake.host_id, owner.host_id), 'hostname', owner.hostname,
+           'pid', p_wake.pid, 'pid_started_at', p_wake.pid_started_at,
+           'age', extract(epoch from now() - p_wake.claimed_at), 'deadline_in', extract(epoch from p_wake.deadline_at - now()),
+           'owner_state', coalesce(owner.state, 'lost'), 'owner_pid', owner.pid, 'owner_pid_started_at', owner.pid_started_at,
+           'owner_host_id', owner.host_id, 'owner_silent_for', extract(epoch from now() - owner.last_heartbeat_at))
+    from public.agents as agent
+    left join public.dispatcher_instances as owner on owner.id = p_wake.instance_id
+   where agent.id = p_wake.agent_id
+$$;
+comment on function public.open_wake_facts(public.agent_wakes) is 'What is needed to tell whether the process of a live wake and its owner live.';
+
 create or replace function public.open_wakes_of_others(p_instance_id uuid) returns jsonb
 language sql stable set search_path = ''
 as $$
-  select coalesce(jsonb_agg(jsonb_build_object(
-           'wake_id', wake.id, 'claim_token', wake.claim_token, 'agent_id', wake.agent_id, 'agent_slug', agent.slug, 'state', wake.state,
-           'host_id', coalesce(wake.host_id, owner.host_id), 'hostname', owner.hostname, 'pid', wake.pid, 'pid_started_at', wake.pid_started_at,
-           'age', extract(epoch from now() - wake.claimed_at), 'deadline_in', extract(epoch from wake.deadline_at - now()),
-           'owner_state', coalesce(owner.state, 'lost'), 'owner_pid', owner.pid, 'owner_pid_started_at', owner.pid_started_at,
-           'owner_host_id', owner.host_id, 'owner_silent_for', extract(epoch from now() - owner.last_heartbeat_at)) order by wake.claimed_at), '[]')
+  select coalesce(jsonb_agg(public.open_wake_facts(wake) order by wake.claimed_at), '[]')
     from public.agent_wakes as wake
     join public.dispatcher_instances as me on me.id = p_instance_id and me.gateway_id = wake.gateway_id
-    join public.agents as agent on agent.id = wake.agent_id
-    left join public.dispatcher_instances as owner on owner.id = wake.instance_id
    where wake.state in ('starting', 'running') and wake.instance_id is distinct from p_instance_id
 $$;
 comment on function public.open_wakes_of_others(uuid) is 'Live wakes of the instance''s gateway that another instance owns, with what is needed to tell whether their process and owner live.';
@@ -715,6 +731,12 @@ begin
    where id = p_wake_id and claim_token = p_claim_token and state in ('starting', 'running')
   returning * into v_wake;
   if v_wake.id is null then
+    -- An adoption whose answer was lost is asked for again, with the token it has replaced.
+    select * into v_wake from public.agent_wakes
+     where id = p_wake_id and instance_id = p_instance_id and state = 'running' and host_id = p_host_id and pid = p_pid
+       and pid_started_at is not distinct from p_pid_started_at;
+  end if;
+  if v_wake.id is null then
     return jsonb_build_object('applied', false, 'code', 'fence_lost');
   end if;
   return jsonb_build_object('applied', true, 'claim_token', v_wake.claim_token, 'agent_id', v_wake.agent_id,
@@ -722,7 +744,7 @@ begin
 end
 $$;
 comment on function public.adopt_wake(uuid, uuid, uuid, text, integer, double precision) is
-  'Takes over a live wake of a dead instance: new owner, new claim token (the old one can change nothing any more). One adopter wins.';
+  'Takes over a live wake: new owner, new claim token (the old one can change nothing any more). One adopter wins; its repeat gets the same answer.';
 
 create or replace function public.renew_wake_leases(p_instance_id uuid, p_wake_ids uuid[], p_lease_seconds integer) returns integer
 language plpgsql volatile set search_path = ''
@@ -754,9 +776,9 @@ language plpgsql volatile set search_path = ''
 as $$
 declare
   v_instance public.dispatcher_instances;
-  v_wake public.agent_wakes;
   v_renewed integer;
   v_fenced jsonb;
+  v_unattended jsonb;
 begin
   v_instance := public.running_instance(p_instance_id);
   update public.dispatcher_instances
@@ -765,21 +787,17 @@ begin
    where id = p_instance_id;
   perform public.send_gateway_hint(v_instance.gateway_id, 'canary', jsonb_build_object('instance_id', p_instance_id, 'nonce', p_nonce));
   v_renewed := public.renew_wake_leases(p_instance_id, p_live_wake_ids, (v_instance.settings ->> 'lease_seconds')::integer);
-  -- A claim whose answer never arrived has no process: it is closed, so that its agent is not in flight for ever.
-  for v_wake in
-    select * from public.agent_wakes where instance_id = p_instance_id and state in ('starting', 'running')
-       and claimed_at < now() - interval '20 seconds' and id <> all (p_live_wake_ids)
-  loop
-    perform public.end_wake(v_wake.id, v_wake.claim_token, 'interrupted', null, 'claimed, but its instance runs no process for it');
-  end loop;
   select jsonb_agg(live.id) into v_fenced from unnest(p_live_wake_ids) as live (id)
    where not exists (select from public.agent_wakes as wake where wake.id = live.id and wake.instance_id = p_instance_id and wake.ended_at is null);
+  -- Named, not closed: this call may be an old one that arrives late, and the instance alone knows whether a process runs.
+  select jsonb_agg(public.open_wake_facts(wake) order by wake.claimed_at) into v_unattended from public.agent_wakes as wake
+   where wake.instance_id = p_instance_id and wake.state in ('starting', 'running') and wake.id <> all (p_live_wake_ids);
   return jsonb_build_object('renewed', v_renewed, 'broadcast_available', public.broadcast_hints_available(),
-                            'fenced', coalesce(v_fenced, '[]'), 'now', now());
+                            'fenced', coalesce(v_fenced, '[]'), 'unattended', coalesce(v_unattended, '[]'), 'now', now());
 end
 $$;
 comment on function public.heartbeat_dispatcher_instance(uuid, uuid[], uuid, jsonb) is
-  'One heartbeat: the instance lives, its leases are renewed, its canary (p_nonce) is sent, claims it never heard of are closed, and wakes it no longer owns are named (fenced).';
+  'One heartbeat: the instance lives, its leases are renewed, its canary (p_nonce) is sent; named are wakes it no longer owns (fenced) and wakes it owns without knowing of them (unattended: the answer to a claim or an adoption was lost).';
 
 create or replace function public.stop_dispatcher_instance(p_instance_id uuid) returns void
 language sql volatile set search_path = ''

@@ -135,7 +135,7 @@ begin
        and proname in ('budget_blocks', 'wake_cooldown_ends', 'wake_chain_limit', 'wake_gates', 'dispatcher_gateway_topic', 'reset_wake_failures', 'wake_blockers',
                        'wake_grant', 'claim_one_wake', 'running_instance', 'claim_wakes', 'claim_waiting_wakes', 'start_wake',
                        'wake_has_progress', 'give_up_item', 'release_wake_leases', 'spend_attempt_of_lost_wake', 'mark_agent_stalled', 'wake_end_state',
-                       'end_wake', 'wait_for_next_wake', 'report_wakes', 'broadcast_hints_available', 'open_wakes_of_others',
+                       'end_wake', 'wait_for_next_wake', 'report_wakes', 'broadcast_hints_available', 'open_wake_facts', 'open_wakes_of_others',
                        'register_dispatcher_instance', 'adopt_wake', 'renew_wake_leases', 'heartbeat_dispatcher_instance', 'stop_dispatcher_instance',
                        'expire_stale_items', 'bury_spent_items', 'stop_wake_chains', 'settle_stalled_agents', 'fill_waitlist', 'sweep_inbox',
                        'gateway_settings', 'request_wake', 'requeue_inbox_items', 'expire_inbox_items', 'list_inbox_items', 'dispatcher_status',

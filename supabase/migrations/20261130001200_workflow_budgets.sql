@@ -120,7 +120,7 @@ begin
   for v_budget in select * from public.budgets where tenant_id = p_tenant_id and active order by scope, scope_id, period, id loop
     v_error := null;
     v_key := null;
-    v_period := null;
+    select null::text as period_key, null::timestamptz as starts_at, null::timestamptz as ends_at into v_period;
     begin
       select * into v_period from public.workflow_period(v_budget.period, v_budget.timezone, p_now);
       v_key := concat_ws('|', v_budget.scope, v_budget.scope_id, v_period.starts_at);
@@ -134,8 +134,7 @@ begin
     end;
     v_evaluated := v_evaluated || (jsonb_build_object(
       'id', v_budget.id, 'name', v_budget.name, 'scope', v_budget.scope, 'scope_id', v_budget.scope_id, 'period', v_budget.period,
-      'period_key', case when v_error is null then v_period.period_key end, 'starts_at', case when v_error is null then v_period.starts_at end,
-      'ends_at', case when v_error is null then v_period.ends_at end, 'cap_usd', v_budget.cap_usd, 'cap_tokens', v_budget.cap_tokens,
+      'period_key', v_period.period_key, 'starts_at', v_period.starts_at, 'ends_at', v_period.ends_at, 'cap_usd', v_budget.cap_usd, 'cap_tokens', v_budget.cap_tokens,
       'action', v_budget.action_on_exceed, 'fail_closed', v_budget.fail_closed, 'error', v_error,
       'settled_usd', 0, 'settled_tokens', 0, 'reserved_usd', 0, 'reserved_tokens', 0)
       || case when v_error is null then v_spends -> v_key else '{}'::jsonb end);

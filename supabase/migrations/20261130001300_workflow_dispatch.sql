@@ -75,6 +75,11 @@ begin
   if v_budget ->> 'period_key' is not null and v_budget ->> 'action' = 'pause_new_runs' then
     perform public.record_budget_event(p_tenant_id, v_budget, 'paused', '{}');
   end if;
+exception when query_canceled or lock_not_available or deadlock_detected or serialization_failure then
+  raise;
+when others then
+  -- Telling must not stop dispatch; the enforcement phase reports what is wrong.
+  raise warning 'budget event not written: %', sqlerrm;
 end
 $$;
 comment on function public.note_held_runs(uuid, jsonb, uuid) is 'A budget whose rest is too small for the next run is paused as well: its event, once per period.';
@@ -363,7 +368,7 @@ begin
       case v_phase
         when 'estimates' then v_estimates := public.workflow_estimates(v_tenant, (v_settings ->> 'workflow_cost_estimate_usd')::numeric);
         when 'budgets' then v_budgets := public.evaluate_budgets(v_tenant, v_estimates);
-        when 'enforcement' then v_stopped := public.enforce_budgets(v_tenant, v_budgets);
+        when 'enforcement' then v_stopped := case v_budgets when '[]' then 0 else public.enforce_budgets(v_tenant, v_budgets) end;
         when 'dispatched' then v_part := public.dispatch_queued_runs(v_tenant, v_settings, v_estimates, v_budgets);
         when 'retried' then v_part := public.retry_stale_dispatches(v_tenant, v_settings, v_estimates, v_budgets);
         when 'timed_out' then v_part := public.time_out_runs(v_tenant);

@@ -79,7 +79,7 @@ class Daemon:
         self._agents = LocalAgents()
         self._due: DueTimes[UUID] = DueTimes()
         self._hints = Hints(self._agents, self._due)
-        self._store = InboxStore(self._rest, lambda: self._instance_id)
+        self._store = InboxStore(self._rest, lambda: self._instance_id, self._book)
         self._launcher = self._build_launcher()
         self._decisions = Decisions(self._launcher.launch, self._due)
         self._supervisor = Supervisor(
@@ -187,6 +187,7 @@ class Daemon:
             ),
             on_adopted=self._on_adopted,
             on_lost=self._on_lost,
+            on_unstarted=self._on_unstarted,
             pause=time.sleep,
         )
 
@@ -201,6 +202,7 @@ class Daemon:
             expect_canary=self._realtime.expect_canary,
             on_broadcast_available=self._on_broadcast_available,
             on_fenced=self._launcher.stop_fenced,
+            on_unattended=self._settle_unattended,
             register_again=self._register,
             file=self._file,
         )
@@ -228,6 +230,8 @@ class Daemon:
             self._health.clear_cause("realtime")
         else:
             self._health.add_cause("realtime", f"Realtime is {state.status}: {state.cause or 'not subscribed yet'}")
+            # The wait it is in was measured when hints still came; the next ones are short.
+            self._sweep.wake_early()
 
     def _on_broadcast_available(self, available: bool) -> None:
         self._realtime.broadcast_available = available
@@ -238,6 +242,10 @@ class Daemon:
 
     def _settle_open_wakes(self, rows: Sequence[Mapping[str, Any]]) -> None:
         self._adopter.settle([OpenWake.from_json(row) for row in rows])
+
+    def _settle_unattended(self, wakes: Sequence[OpenWake]) -> None:
+        """Between the heartbeat's question and its answer some may have arrived; others are on their way."""
+        self._adopter.settle_own([wake for wake in wakes if not self._book.may_hold(wake.wake_id, wake.claim_request)])
 
     def _on_adopted(self, wake: OpenWake, process: ProcessIdentity, adoption: Adoption) -> None:
         self._book.add(BookedWake(wake.wake_id, adoption.claim_token, wake.agent_id, wake.agent_slug, process.pid))
@@ -252,6 +260,11 @@ class Daemon:
 
     def _on_lost(self, wake: OpenWake) -> None:
         self._reporter.put(Ended(wake.wake_id, wake.claim_token, "lost", error="its process and its daemon are gone"))
+
+    def _on_unstarted(self, wake: OpenWake) -> None:
+        self._book.add(BookedWake(wake.wake_id, wake.claim_token, wake.agent_id, wake.agent_slug))
+        error = "the answer to its claim was lost; it never ran"
+        self._reporter.put(Ended(wake.wake_id, wake.claim_token, "interrupted", error=error))
 
     def _facts(self) -> dict[str, Any]:
         """What the heartbeat says of this daemon."""

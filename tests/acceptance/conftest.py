@@ -1,5 +1,6 @@
 """The daemon on a real stack, woken agents played by the stub."""
 
+import sys
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
@@ -38,7 +39,7 @@ def start_daemon(api: Api, stub_agent: StubAgent, tmp_path: Path) -> Iterator[St
         if daemon.process.poll() is None:
             daemon.process.kill()
             daemon.wait()
-        print(f"--- daemon {daemon.pid}\n{daemon.tail()}")  # shown for a test that failed
+        sys.stdout.write(f"--- daemon {daemon.pid}\n{daemon.tail()}\n")  # shown for a test that failed
 
 
 @pytest.fixture

@@ -1,6 +1,5 @@
 """What happens to children: time-outs, whole trees, stops, and a daemon that dies."""
 
-import os
 import signal
 import time
 
@@ -18,7 +17,8 @@ from tests.support.waiting import wait_until
 def states(database: Database) -> dict[str, str]:
     """State of the newest wake of each agent."""
     rows = database.rows(
-        "select distinct on (slug) slug, state from agent_wakes join agents on agents.id = agent_id order by slug, claimed_at desc"
+        """select distinct on (slug) slug, state from agent_wakes join agents on agents.id = agent_id
+            order by slug, claimed_at desc"""
     )
     return {row["slug"]: row["state"] for row in rows}
 
@@ -132,7 +132,7 @@ def test_kill_9_and_a_restart_give_exactly_the_same_children(
     third = stub_agent.calls()[2]
     assert third["argv"][2] == "hq/cat"
     ends = [event["at"] for event in stub_agent.events("end")]
-    assert ends and min(ends) <= third["at"]
+    assert min(ends) <= third["at"]
     assert database.value("select count(*) from agent_wakes where state = 'lost'") == 0
 
 
@@ -161,7 +161,8 @@ def test_ff64_a_crash_between_spawn_and_save_is_found_by_the_marker(
     running(database, stub_agent)
     first.kill()
     database.execute(
-        "update agent_wakes set state = 'starting', pid = null, pid_started_at = null, host_id = null, started_at = null"
+        """update agent_wakes set state = 'starting', pid = null, pid_started_at = null,
+                  host_id = null, started_at = null"""
     )
     [child] = stub_agent.living()
     second = start_daemon(WAKE_COOLDOWN=0).ready()
@@ -236,7 +237,7 @@ def test_a_missing_binary_while_running_is_a_failure_with_its_cause(
 ) -> None:
     seed.agent("ada")
     daemon = start_daemon().ready()
-    os.rename(stub_agent.path, stub_agent.path.with_suffix(".away"))
+    stub_agent.path.rename(stub_agent.path.with_suffix(".away"))
     seed.item("ada")
     [line] = daemon.wait_for("wake.spawn_failed")
     assert "openclaw" in line["error"]

@@ -191,11 +191,12 @@ def insert_for_all(database: Database, turn: int) -> None:
 
 def most_alive(stub: StubAgent) -> tuple[int, int]:
     """From the stub's own start and end lines: most alive at once in all, and for one agent."""
-    changes = []
     agent_of = {call["pid"]: call["argv"][2] for call in stub.calls()}
-    for event in stub.events():
-        if event["event"] in ("start", "end"):
-            changes.append((event["at"], 1 if event["event"] == "start" else -1, agent_of[event["pid"]]))
+    changes = [
+        (event["at"], 1 if event["event"] == "start" else -1, agent_of[event["pid"]])
+        for event in stub.events()
+        if event["event"] in ("start", "end")
+    ]
     alive: dict[str, int] = {}
     in_all = per_agent = 0
     for _, change, agent in sorted(changes):
@@ -215,7 +216,8 @@ def test_a_thousand_agents_are_all_woken_oldest_work_first(
     # Clustered: all rows of one agent together, so that a row limit would hide the agents behind it.
     database.execute(
         """insert into agent_inbox_items (agent_id, agent_slug, event_type, dedup_key, created_at)
-           select id, slug, 'heartbeat', slug || ':' || k, now() - interval '1 hour' + substr(slug, 2)::int * interval '1 second'
+           select id, slug, 'heartbeat', slug || ':' || k, now() - interval '1 hour'
+                  + substr(slug, 2)::int * interval '1 second'
                   + k * interval '1 ms'
              from agents, generate_series(1, 20) k order by substr(slug, 2)::int, k"""
     )

@@ -1,0 +1,131 @@
+"""A start that cannot succeed says why, what to do, and ends with the right code."""
+
+import os
+import subprocess
+import sys
+from collections.abc import Mapping
+from pathlib import Path
+
+import pytest
+
+from dispatcher.local.api import Api
+from dispatcher.local.keys import Keys
+from dispatcher.local.stub import StubAgent
+from tests.acceptance.conftest import settings_for
+from tests.support.api import running_api
+from tests.support.daemon import PROGRAM, base_environment
+from tests.support.database import Database
+from tests.support.seed import Seed
+
+
+def run(directory: Path, settings: Mapping[str, str], command: str = "run") -> tuple[int, str]:
+    """Runs `dispatcher <command>` to its end; exit code and everything it printed."""
+    home = {
+        "HOME": str(directory),
+        "OPENCLAW_HOME": str(directory / "oc"),
+        "HEARTBEAT_FILE": str(directory / "hb.json"),
+    }
+    done = subprocess.run(
+        [*PROGRAM, command],
+        env=base_environment() | home | settings,
+        cwd=directory,
+        capture_output=True,
+        text=True,
+        timeout=60,
+        check=False,
+    )
+    return done.returncode, done.stdout + done.stderr
+
+
+@pytest.mark.parametrize("command", ["run", "check"])
+def test_three_bad_settings_are_named_in_one_message(
+    api: Api, stub_agent: StubAgent, tmp_path: Path, command: str
+) -> None:
+    bad = {"WAKE_COOLDOWN": "soon", "MAX_CONCURRENT_WAKES": "0", "SUPABASE_URL": "ftp://x"}
+    code, output = run(tmp_path, settings_for(api, stub_agent) | bad, command)
+    assert code == 78
+    assert all(name in output for name in bad)
+    assert api.keys.service_role_key not in output
+
+
+def test_an_unknown_gateway_names_the_known_ones(api: Api, seed: Seed, stub_agent: StubAgent, tmp_path: Path) -> None:
+    seed.gateway("east"), seed.gateway("west")
+    code, output = run(tmp_path, settings_for(api, stub_agent) | {"GATEWAY_ID": "nrth"})
+    assert code == 78
+    assert "nrth" in output
+    assert "east, west" in output
+
+
+def test_a_wrong_key(api: Api, stub_agent: StubAgent, tmp_path: Path) -> None:
+    head, body, signature = api.keys.service_role_key.split(".")
+    wrong = f"{head}.{body}.{signature[::-1]}"
+    code, output = run(tmp_path, settings_for(api, stub_agent) | {"SUPABASE_SERVICE_ROLE_KEY": wrong})
+    assert code == 78
+    assert "SUPABASE_SERVICE_ROLE_KEY" in output
+    assert wrong not in output
+
+
+def test_the_anon_key_is_told_apart(api: Api, stub_agent: StubAgent, tmp_path: Path) -> None:
+    code, output = run(tmp_path, settings_for(api, stub_agent) | {"SUPABASE_SERVICE_ROLE_KEY": api.keys.anon_key})
+    assert code == 78
+    assert "anon" in output
+
+
+def test_an_unreachable_url(api: Api, stub_agent: StubAgent, tmp_path: Path) -> None:
+    code, output = run(tmp_path, settings_for(api, stub_agent) | {"SUPABASE_URL": "http://127.0.0.1:9"})
+    assert code == 69
+    assert "http://127.0.0.1:9" in output
+
+
+def test_a_missing_openclaw(api: Api, seed: Seed, stub_agent: StubAgent, tmp_path: Path) -> None:
+    seed.gateway()
+    code, output = run(tmp_path, settings_for(api, stub_agent) | {"OPENCLAW_BIN": "no-such-openclaw"})
+    assert code == 78
+    assert "no-such-openclaw" in output
+    assert "OPENCLAW_BIN" in output
+
+
+def test_missing_migrations(
+    empty_database: Database, project_keys: Keys, stub_agent: StubAgent, tmp_path: Path
+) -> None:
+    with running_api(empty_database, project_keys, tmp_path) as api:
+        code, output = run(tmp_path, settings_for(api, stub_agent))
+    assert code == 78
+    assert "dispatcher migrate" in output
+
+
+def test_a_gateway_named_in_the_gateways_own_file(api: Api, seed: Seed, stub_agent: StubAgent, tmp_path: Path) -> None:
+    seed.gateway("west")
+    (tmp_path / "oc" / "secrets").mkdir(parents=True)
+    (tmp_path / "oc" / "secrets" / "gateway.env").write_text("# ours\nexport GATEWAY_ID='wst'\n")
+    settings = settings_for(api, stub_agent) | {"GATEWAY_ID": "default"}
+    code, output = run(tmp_path, settings)
+    assert (code, "'wst'" in output, "west" in output) == (78, True, True)
+
+
+def test_waiting_for_configuration_says_so_in_a_json_line(tmp_path: Path) -> None:
+    waiting = subprocess.Popen(
+        [sys.executable, "-m", "dispatcher", "run"],
+        env=base_environment() | {"WAIT_FOR_CONFIG": "true", "HOME": str(tmp_path)},
+        cwd=tmp_path,
+        stdout=subprocess.PIPE,
+        text=True,
+    )
+    try:
+        assert waiting.stdout is not None
+        line = waiting.stdout.readline()
+        assert '"event": "config.waiting"' in line
+        assert "SUPABASE_URL" in line
+        assert waiting.poll() is None
+    finally:
+        waiting.terminate()
+        assert waiting.wait(10) in (0, -15, 143)
+        waiting.stdout.close()
+
+
+def test_the_daemon_leaves_no_trace_of_the_key(api: Api, seed: Seed, stub_agent: StubAgent, tmp_path: Path) -> None:
+    """Not in argv, not in the heartbeat file, not in what health prints."""
+    seed.gateway()
+    code, output = run(tmp_path, settings_for(api, stub_agent) | {"LOG_LEVEL": "debug", "OPENCLAW_BIN": os.devnull})
+    assert code == 78
+    assert api.keys.service_role_key not in output

@@ -12,6 +12,7 @@ from dispatcher.local.realtime import Limits
 from tests.contract.local_realtime import LocalRealtime
 from tests.support.database import Database, cloned
 
+EMPTY = "truncate events, plain, secret, denied, nopk, odd, notpub, realtime.messages"
 _SCHEMA = (Path(__file__).parent / "schema.sql").read_text(encoding="utf-8")
 
 
@@ -36,11 +37,17 @@ def shared_realtime(shared_database: Database) -> Iterator[LocalRealtime]:
         yield realtime
 
 
-@pytest.fixture
-def recorded_database(cluster: PostgresServer, recorded_template: str) -> Iterator[Database]:
-    """A fresh database with the recordings' tables."""
-    with cloned(cluster, recorded_template) as database:
+@pytest.fixture(scope="session")
+def reused_database(cluster: PostgresServer, recorded_template: str) -> Iterator[Database]:
+    with cloned(cluster, recorded_template) as database, closing(database):
         yield database
+
+
+@pytest.fixture
+def recorded_database(reused_database: Database) -> Database:
+    """The recordings' tables, empty. The database itself is used again: leave its schema as it is."""
+    reused_database.execute(EMPTY)
+    return reused_database
 
 
 @pytest.fixture
@@ -51,7 +58,20 @@ def realtime(recorded_database: Database) -> Iterator[LocalRealtime]:
 
 
 @pytest.fixture
+def own_database(cluster: PostgresServer, recorded_template: str) -> Iterator[Database]:
+    """A fresh database with the recordings' tables, for tests that change its schema or take it away."""
+    with cloned(cluster, recorded_template) as database:
+        yield database
+
+
+@pytest.fixture
+def own_realtime(own_database: Database) -> Iterator[LocalRealtime]:
+    with LocalRealtime(own_database.url) as realtime:
+        yield realtime
+
+
+@pytest.fixture
 def tables(shared_database: Database) -> psycopg.Connection[dict[str, object]]:
     """The shared database with its tables emptied."""
-    shared_database.execute("truncate events, plain, secret, denied, nopk, odd, notpub")
+    shared_database.execute(EMPTY)
     return shared_database.admin

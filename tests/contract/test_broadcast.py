@@ -22,6 +22,12 @@ def client(realtime: LocalRealtime) -> Iterator[RawClient]:
         yield client
 
 
+@pytest.fixture
+def own_client(own_realtime: LocalRealtime) -> Iterator[RawClient]:
+    with RawClient(own_realtime.websocket_url(apikey=own_realtime.keys.service_role_key)) as client:
+        yield client
+
+
 def send(database: Database, private: bool = True, **payload: Any) -> None:
     database.execute(SEND, (json.dumps(payload), private))
 
@@ -103,25 +109,25 @@ def test_role_without_a_policy_may_not_join_a_private_topic(realtime: LocalRealt
 
 
 def test_policy_on_messages_opens_a_private_topic_to_those_it_names(
-    realtime: LocalRealtime, client: RawClient, recorded_database: Database
+    own_realtime: LocalRealtime, own_client: RawClient, own_database: Database
 ) -> None:
-    recorded_database.execute(
+    own_database.execute(
         "create policy members on realtime.messages for select to authenticated "
         "using (realtime.topic() = 'gateway:g1' and auth.jwt() ->> 'team' = 'blue')"
     )
-    client.listen(TOPIC)
-    with RawClient(realtime.websocket_url(apikey=realtime.keys.token("authenticated", team="blue"))) as member:
+    own_client.listen(TOPIC)
+    with RawClient(own_realtime.websocket_url(apikey=own_realtime.keys.token("authenticated", team="blue"))) as member:
         member.listen(TOPIC, ack=True)
         member.join("realtime:gateway:g2", private=True)
         assert member.reply("realtime:gateway:g2")["status"] == "error"
-        send(recorded_database, n=1)
+        send(own_database, n=1)
         assert sent(member) == {"n": 1}
         # Reading is allowed, writing is not: its own broadcast reaches nobody.
         member.push(TOPIC, "broadcast", {"type": "broadcast", "event": "x", "payload": {"by": "member"}})
         assert member.reply(TOPIC)["status"] == "ok"
-    assert sent(client) == {"n": 1}
-    assert client.rest() == []
-    with RawClient(realtime.websocket_url(apikey=realtime.keys.token("authenticated", team="red"))) as stranger:
+    assert sent(own_client) == {"n": 1}
+    assert own_client.rest() == []
+    with RawClient(own_realtime.websocket_url(apikey=own_realtime.keys.token("authenticated", team="red"))) as stranger:
         stranger.join(TOPIC, private=True)
         assert stranger.reply(TOPIC)["status"] == "error"
 

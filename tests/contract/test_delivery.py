@@ -23,6 +23,12 @@ def client(realtime: LocalRealtime) -> Iterator[RawClient]:
         yield client
 
 
+@pytest.fixture
+def own_client(own_realtime: LocalRealtime) -> Iterator[RawClient]:
+    with RawClient(own_realtime.websocket_url(apikey=own_realtime.keys.service_role_key)) as client:
+        yield client
+
+
 @contextmanager
 def served(database: Database, **options: Any) -> Iterator[RawClient]:
     """A client of a server with timings or limits of its own."""
@@ -105,29 +111,29 @@ def test_entries_that_select_different_columns_make_frames_of_their_own(
     assert all(len(frame["ids"]) == 1 for frame in frames)
 
 
-def test_time_zone_of_the_database_shows_in_records_only(recorded_database: Database) -> None:
-    recorded_database.execute(f"alter database {recorded_database.name} set timezone to 'Europe/Madrid'")
-    with served(recorded_database) as client:
+def test_time_zone_of_the_database_shows_in_records_only(own_database: Database) -> None:
+    own_database.execute(f"alter database {own_database.name} set timezone to 'Europe/Madrid'")
+    with served(own_database) as client:
         client.subscribe(TOPIC, {"event": "INSERT", "schema": "public", "table": "events"})
-        recorded_database.execute("insert into events (created_at) values ('2026-07-01 10:00:00+00')")
+        own_database.execute("insert into events (created_at) values ('2026-07-01 10:00:00+00')")
         data = client.payload(TOPIC, "postgres_changes")["data"]
         assert data["record"]["created_at"] == "2026-07-01T12:00:00+02:00"
         assert data["commit_timestamp"].endswith("Z")
 
 
 def test_publication_change_subscribes_the_good_anew_and_never_revives_the_failed(
-    client: RawClient, recorded_database: Database
+    own_client: RawClient, own_database: Database
 ) -> None:
-    client.subscribe(TOPIC, PLAIN)
-    client.join("realtime:np", {"event": "INSERT", "schema": "public", "table": "notpub"})
-    client.reply("realtime:np")
-    assert client.payload("realtime:np", "system")["status"] == "error"
-    recorded_database.execute("alter publication supabase_realtime add table notpub")
-    assert client.payload(TOPIC, "system")["message"] == "Subscribed to PostgreSQL"
-    recorded_database.execute("insert into notpub values (1)")
-    recorded_database.execute("insert into plain values (1)")
-    assert record(client)["id"] == 1
-    assert client.rest() == []
+    own_client.subscribe(TOPIC, PLAIN)
+    own_client.join("realtime:np", {"event": "INSERT", "schema": "public", "table": "notpub"})
+    own_client.reply("realtime:np")
+    assert own_client.payload("realtime:np", "system")["status"] == "error"
+    own_database.execute("alter publication supabase_realtime add table notpub")
+    assert own_client.payload(TOPIC, "system")["message"] == "Subscribed to PostgreSQL"
+    own_database.execute("insert into notpub values (1)")
+    own_database.execute("insert into plain values (1)")
+    assert record(own_client)["id"] == 1
+    assert own_client.rest() == []
 
 
 def test_record_just_below_the_limit_is_whole(client: RawClient, recorded_database: Database) -> None:
@@ -164,13 +170,13 @@ def test_deliveries_above_the_rate_are_dropped_without_a_word_until_the_average_
 
 
 def test_unchanged_toasted_value_comes_from_a_full_replica_identity(
-    client: RawClient, recorded_database: Database
+    own_client: RawClient, own_database: Database
 ) -> None:
-    recorded_database.execute("alter table plain replica identity full")
-    recorded_database.execute("insert into plain values (1, repeat('x', 10000), 'before')")
-    client.subscribe(TOPIC, {"event": "UPDATE", "schema": "public", "table": "plain"})
-    recorded_database.execute("update plain set agent_id = 'after'")
-    data = client.payload(TOPIC, "postgres_changes")["data"]
+    own_database.execute("alter table plain replica identity full")
+    own_database.execute("insert into plain values (1, repeat('x', 10000), 'before')")
+    own_client.subscribe(TOPIC, {"event": "UPDATE", "schema": "public", "table": "plain"})
+    own_database.execute("update plain set agent_id = 'after'")
+    data = own_client.payload(TOPIC, "postgres_changes")["data"]
     assert data["record"] == {"v": "x" * 10_000, "id": 1, "agent_id": "after"}
     assert data["old_record"] == {"v": "x" * 10_000, "id": 1, "agent_id": "before"}
 
@@ -183,12 +189,12 @@ def test_update_of_the_key_reports_the_old_key(client: RawClient, recorded_datab
     assert (data["record"]["id"], data["old_record"]) == (2, {"id": 1})
 
 
-def test_columns_that_the_role_may_not_read_are_left_out(realtime: LocalRealtime, recorded_database: Database) -> None:
-    recorded_database.execute("revoke all on plain from authenticated")
-    recorded_database.execute("grant select (id, agent_id) on plain to authenticated")
-    with RawClient(realtime.websocket_url(apikey=realtime.keys.token("authenticated"))) as client:
+def test_columns_that_the_role_may_not_read_are_left_out(own_realtime: LocalRealtime, own_database: Database) -> None:
+    own_database.execute("revoke all on plain from authenticated")
+    own_database.execute("grant select (id, agent_id) on plain to authenticated")
+    with RawClient(own_realtime.websocket_url(apikey=own_realtime.keys.token("authenticated"))) as client:
         client.subscribe(TOPIC, PLAIN)
-        recorded_database.execute("insert into plain values (1, 'secret', 'a1')")
+        own_database.execute("insert into plain values (1, 'secret', 'a1')")
         data = client.payload(TOPIC, "postgres_changes")["data"]
         assert data["record"] == {"id": 1, "agent_id": "a1"}
         assert [column["name"] for column in data["columns"]] == ["id", "agent_id"]
@@ -197,11 +203,11 @@ def test_columns_that_the_role_may_not_read_are_left_out(realtime: LocalRealtime
         assert "invalid column for filter v" in client.payload("realtime:f", "system")["message"]
 
 
-def test_slot_is_temporary_and_goes_with_the_server(cluster: PostgresServer, recorded_database: Database) -> None:
+def test_slot_is_temporary_and_goes_with_the_server(cluster: PostgresServer, own_database: Database) -> None:
     count = "select count(*) from pg_replication_slots where database = current_database() and temporary"
-    with LocalRealtime(recorded_database.url) as realtime:
-        assert recorded_database.value(count) == 0
+    with LocalRealtime(own_database.url) as realtime:
+        assert own_database.value(count) == 0
         with RawClient(realtime.websocket_url(apikey=realtime.keys.service_role_key)) as client:
             client.subscribe(TOPIC, PLAIN)
-            assert recorded_database.value(count) == 1
-    assert recorded_database.value(count) == 0
+            assert own_database.value(count) == 1
+    assert own_database.value(count) == 0

@@ -68,15 +68,15 @@ class Outage:
 
 
 @pytest.fixture
-def outage(cluster: PostgresServer, recorded_database: Database, wait_until: Callable[..., object]) -> Iterator[Outage]:
-    outage = Outage(cluster, recorded_database, wait_until)
+def outage(cluster: PostgresServer, own_database: Database, wait_until: Callable[..., object]) -> Iterator[Outage]:
+    outage = Outage(cluster, own_database, wait_until)
     yield outage
     outage.close()
 
 
 @pytest.fixture
-def client(realtime: LocalRealtime) -> Iterator[RawClient]:
-    with RawClient(realtime.websocket_url(apikey=realtime.keys.service_role_key)) as client:
+def client(own_realtime: LocalRealtime) -> Iterator[RawClient]:
+    with RawClient(own_realtime.websocket_url(apikey=own_realtime.keys.service_role_key)) as client:
         client.subscribe(CHANGES, PLAIN)
         client.listen(BROADCASTS)
         yield client
@@ -88,40 +88,40 @@ def write(database: Database, number: int) -> None:
 
 
 def test_both_paths_come_back_without_a_word_and_what_was_sent_meanwhile_is_lost(
-    outage: Outage, client: RawClient, recorded_database: Database
+    outage: Outage, client: RawClient, own_database: Database
 ) -> None:
     outage.begin()
-    write(recorded_database, 1)
+    write(own_database, 1)
     client.sync()
     outage.end_and_wait()
-    write(recorded_database, 2)
+    write(own_database, 2)
     assert client.payload(CHANGES, "postgres_changes")["data"]["record"]["id"] == 2
     assert client.payload(BROADCASTS, "broadcast")["payload"]["n"] == 2
     assert client.rest() == []
 
 
 def test_both_paths_die_silently_when_asked_to(
-    realtime: LocalRealtime, outage: Outage, client: RawClient, recorded_database: Database
+    own_realtime: LocalRealtime, outage: Outage, client: RawClient, own_database: Database
 ) -> None:
-    realtime.set_faults(changes_die_after_outage=True, broadcast_dies_after_outage=True)
+    own_realtime.set_faults(changes_die_after_outage=True, broadcast_dies_after_outage=True)
     outage.begin()
     outage.end_and_wait()
-    assert realtime.faults.broadcast_dead
-    with RawClient(realtime.websocket_url(apikey=realtime.keys.service_role_key)) as newcomer:
+    assert own_realtime.faults.broadcast_dead
+    with RawClient(own_realtime.websocket_url(apikey=own_realtime.keys.service_role_key)) as newcomer:
         newcomer.subscribe(CHANGES, PLAIN)
-        write(recorded_database, 1)
+        write(own_database, 1)
         newcomer.expect(CHANGES)
     assert client.rest() == []
-    client.push(CHANGES, "access_token", {"access_token": realtime.keys.token("service_role")})
+    client.push(CHANGES, "access_token", {"access_token": own_realtime.keys.token("service_role")})
     assert client.payload(CHANGES, "system")["message"] == "Subscribed to PostgreSQL"
-    realtime.set_faults(broadcast_dead=False)
-    write(recorded_database, 2)
+    own_realtime.set_faults(broadcast_dead=False)
+    write(own_database, 2)
     assert client.payload(CHANGES, "postgres_changes")["data"]["record"]["id"] == 2
     assert client.payload(BROADCASTS, "broadcast")["payload"]["n"] == 2
 
 
 def test_subscription_made_during_an_outage_is_ready_after_it(
-    outage: Outage, client: RawClient, recorded_database: Database
+    outage: Outage, client: RawClient, own_database: Database
 ) -> None:
     outage.begin()
     client.join("realtime:late", PLAIN)
@@ -130,7 +130,7 @@ def test_subscription_made_during_an_outage_is_ready_after_it(
     assert not client.waiting["realtime:late"]
     outage.end()
     assert client.payload("realtime:late", "system")["message"] == "Subscribed to PostgreSQL"
-    write(recorded_database, 1)
+    write(own_database, 1)
     assert client.payload("realtime:late", "postgres_changes")["data"]["record"]["id"] == 1
 
 

@@ -157,8 +157,7 @@ class SupervisedClient(AsyncRealtimeClient):
 
 
 class FrameAlarm(logging.Filter):
-    """Notices frames the library could not read, which it only logs; keeps their rows, and what we say ourselves,
-    out of the log.
+    """Notices frames the library could not read, and keeps out of the log their rows and what we say ourselves.
 
     A filter, not a handler: `configure_logging` takes handlers away. `on_alarm` gets True when the frame says
     that the key may not read the table.

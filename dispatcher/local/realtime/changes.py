@@ -273,17 +273,14 @@ class _Batch:
         largest: int,
     ) -> "_Batch":
         """Ask all there is to know: one query per table for facts, for values, and per reader for rights."""
-        by_table: defaultdict[int, list[Change]] = defaultdict(list)
-        for change in changes:
-            by_table[change.relation.id].append(change)
         tables: dict[int, Table] = {}
         events: dict[int, Event] = {}
         hidden: defaultdict[str, frozenset[int]] = defaultdict(frozenset)
-        for relation, of_table in by_table.items():
+        for relation, of_table in _by_table(changes).items():
             concerned = [one for one in subscriptions if any(relation in known for known in one.tables)]
             table = await records.read_table(connection, relation, {one.role for one in concerned})
             if table is None:
-                continue
+                continue  # dropped since
             tables[relation] = table
             described = await records.describe(connection, table, of_table, _filters_of(concerned, relation), largest)
             events.update((id(event.change), event) for event in described)
@@ -308,6 +305,13 @@ class _Batch:
             return
         for select, ids in _matching(entries, event).items():
             yield ids[::-1], event.data(table, subscription.role, select)
+
+
+def _by_table(changes: Sequence[Change]) -> dict[int, list[Change]]:
+    found: defaultdict[int, list[Change]] = defaultdict(list)
+    for change in changes:
+        found[change.relation.id].append(change)
+    return found
 
 
 def _filters_of(subscriptions: Sequence[Subscription], relation: int) -> list[Filter]:

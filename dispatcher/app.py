@@ -214,9 +214,9 @@ class Daemon:
     def _on_hint(self, hint: Hint) -> None:
         if hint.agent_id is None:
             self._sweep.wake_early()
-        elif hint.kind == "inbox" and hint.item_id is not None:
+        elif hint.kind == "inbox" and hint.item_ids:
             self._sweeper.note_hint()
-            self._hints.item(UUID(hint.agent_id), [UUID(hint.item_id)], hint.path)
+            self._hints.item(UUID(hint.agent_id), [UUID(item) for item in hint.item_ids], hint.path)
         else:
             self._hints.agent(UUID(hint.agent_id))
 

@@ -38,7 +38,7 @@ def start_daemon(api: Api, stub_agent: StubAgent, tmp_path: Path) -> Iterator[St
     for daemon in started:
         if daemon.process.poll() is None:
             daemon.process.kill()
-            daemon.wait()
+        daemon.wait()
         sys.stdout.write(f"--- daemon {daemon.pid}\n{daemon.tail()}\n")  # shown for a test that failed
 
 

@@ -101,7 +101,8 @@ def test_database_and_postgrest_away_under_load(
     daemon.wait_for("wake.ended", times=3)
     api.rest.stop()
     database.execute(
-        "select pg_terminate_backend(pid) from pg_stat_activity where datname = current_database() and pid <> pg_backend_pid()"
+        """select pg_terminate_backend(pid) from pg_stat_activity
+            where datname = current_database() and pid <> pg_backend_pid()"""
     )
     time.sleep(OUTAGE_SECONDS)
     assert daemon.process.poll() is None

@@ -88,6 +88,12 @@ begin
    where id = p_wake_id and claim_token = p_claim_token and state in ('starting', 'running')
   returning * into v_wake;
   if v_wake.id is null then
+    -- An adoption whose answer was lost is asked for again, with the token it has replaced.
+    select * into v_wake from public.agent_wakes
+     where id = p_wake_id and instance_id = p_instance_id and state = 'running' and host_id = p_host_id and pid = p_pid
+       and pid_started_at is not distinct from p_pid_started_at;
+  end if;
+  if v_wake.id is null then
     return jsonb_build_object('applied', false, 'code', 'fence_lost');
   end if;
   return jsonb_build_object('applied', true, 'claim_token', v_wake.claim_token, 'agent_id', v_wake.agent_id,
@@ -95,7 +101,161 @@ begin
 end
 $$;
 
-COMMENT ON FUNCTION public.adopt_wake(p_instance_id uuid, p_wake_id uuid, p_claim_token uuid, p_host_id text, p_pid integer, p_pid_started_at double precision) IS 'Takes over a live wake of a dead instance: new owner, new claim token (the old one can change nothing any more). One adopter wins.';
+COMMENT ON FUNCTION public.adopt_wake(p_instance_id uuid, p_wake_id uuid, p_claim_token uuid, p_host_id text, p_pid integer, p_pid_started_at double precision) IS 'Takes over a live wake: new owner, new claim token (the old one can change nothing any more). One adopter wins; its repeat gets the same answer.';
+
+CREATE FUNCTION public.audit_workflow_action(p_tenant_id uuid, p_actor text, p_action text, p_class text, p_severity text, p_target text, p_before jsonb, p_after jsonb, p_allowed boolean DEFAULT true) RETURNS void
+    LANGUAGE sql
+    SET search_path TO ''
+    AS $$
+  insert into public.workflow_audit_log (tenant_id, actor, action, class, severity, target, before, after, allowed)
+  values (p_tenant_id, coalesce(nullif(p_actor, ''), 'unknown'), p_action, p_class, p_severity, p_target, p_before, p_after, p_allowed)
+$$;
+
+COMMENT ON FUNCTION public.audit_workflow_action(p_tenant_id uuid, p_actor text, p_action text, p_class text, p_severity text, p_target text, p_before jsonb, p_after jsonb, p_allowed boolean) IS 'One line in workflow_audit_log.';
+
+CREATE FUNCTION public.book_lost_claim_usage(p_tenant_id uuid, p_run_id uuid, p_session text, p_claim_token uuid, p_usage jsonb) RETURNS boolean
+    LANGUAGE plpgsql
+    SET search_path TO ''
+    AS $$
+declare
+  v_usage constant jsonb := public.workflow_usage_values(coalesce(p_usage, '{}'));
+begin
+  if not v_usage ?| array['cost_usd', 'input_tokens', 'output_tokens'] then
+    return false;
+  end if;
+  update public.workflow_claims as claim
+     set cost_usd = coalesce((v_usage ->> 'cost_usd')::numeric, cost_usd),
+         tokens = case when v_usage ?| array['input_tokens', 'output_tokens']
+                       then coalesce((v_usage ->> 'input_tokens')::bigint, 0) + coalesce((v_usage ->> 'output_tokens')::bigint, 0) else tokens end,
+         accounted_at = coalesce(accounted_at, now())
+   where claim.claim_token = (select lost.claim_token from public.workflow_claims as lost
+                               where lost.tenant_id = p_tenant_id and lost.run_id = p_run_id and lost.session_id = p_session and lost.ended_at is not null
+                                 and (p_claim_token is null or lost.claim_token = p_claim_token)
+                               order by lost.claimed_at desc limit 1);
+  return found;
+end
+$$;
+
+COMMENT ON FUNCTION public.book_lost_claim_usage(p_tenant_id uuid, p_run_id uuid, p_session text, p_claim_token uuid, p_usage jsonb) IS 'The cost of a claim that was lost meanwhile: the money is spent all the same, so it is booked with that claim, once.';
+
+CREATE TABLE public.workflow_runs (
+    id uuid DEFAULT gen_random_uuid() NOT NULL,
+    tenant_id uuid DEFAULT '00000000-0000-0000-0000-000000000000'::uuid NOT NULL,
+    workflow_type text NOT NULL,
+    status text DEFAULT 'queued'::text NOT NULL,
+    priority integer DEFAULT 0 NOT NULL,
+    initiator text,
+    task_id text,
+    owner_agent_id text,
+    pinned_agent_id text,
+    dispatch_attempts integer DEFAULT 0 NOT NULL,
+    release_count integer DEFAULT 0 NOT NULL,
+    queued_at timestamp with time zone DEFAULT now() NOT NULL,
+    dispatched_at timestamp with time zone,
+    claimed_at timestamp with time zone,
+    claimed_by text,
+    started_at timestamp with time zone,
+    finished_at timestamp with time zone,
+    deadline_at timestamp with time zone,
+    last_heartbeat_at timestamp with time zone,
+    next_attempt_at timestamp with time zone,
+    claim_token uuid,
+    session_id text,
+    wake_id uuid,
+    paused_from text,
+    blocker_type text,
+    blocker_description text,
+    escalated_to text,
+    last_error text,
+    last_error_at timestamp with time zone,
+    input_payload jsonb DEFAULT '{}'::jsonb NOT NULL,
+    output_summary jsonb,
+    input_tokens bigint,
+    output_tokens bigint,
+    cached_tokens bigint,
+    model_id text,
+    cost_estimate numeric(12,6),
+    currency text DEFAULT 'USD'::text NOT NULL,
+    reserved_usd numeric(12,6),
+    reserved_tokens bigint,
+    reported_at timestamp with time zone,
+    accounted_at timestamp with time zone,
+    request_key text,
+    created_at timestamp with time zone DEFAULT now() NOT NULL,
+    updated_at timestamp with time zone DEFAULT now() NOT NULL,
+    CONSTRAINT workflow_runs_claimed_is_held CHECK (((status <> ALL (ARRAY['claimed'::text, 'running'::text])) OR ((claimed_at IS NOT NULL) AND (claim_token IS NOT NULL) AND (deadline_at IS NOT NULL)))),
+    CONSTRAINT workflow_runs_dispatch_attempts_check CHECK ((dispatch_attempts >= 0)),
+    CONSTRAINT workflow_runs_dispatched_has_time CHECK (((status <> 'dispatched'::text) OR ((dispatched_at IS NOT NULL) AND (owner_agent_id IS NOT NULL)))),
+    CONSTRAINT workflow_runs_finished_has_time CHECK (((status = ANY (ARRAY['completed'::text, 'failed'::text, 'timed_out'::text, 'cancelled'::text])) = (finished_at IS NOT NULL))),
+    CONSTRAINT workflow_runs_paused_from_check CHECK ((paused_from = ANY (ARRAY['queued'::text, 'dispatched'::text, 'claimed'::text, 'running'::text]))),
+    CONSTRAINT workflow_runs_paused_knows_from CHECK (((status = ANY (ARRAY['waiting_for_approval'::text, 'blocked'::text])) = (paused_from IS NOT NULL))),
+    CONSTRAINT workflow_runs_pinned_agent_id_check CHECK ((pinned_agent_id <> ''::text)),
+    CONSTRAINT workflow_runs_release_count_check CHECK ((release_count >= 0)),
+    CONSTRAINT workflow_runs_running_has_start CHECK (((status <> 'running'::text) OR (started_at IS NOT NULL))),
+    CONSTRAINT workflow_runs_status_known CHECK ((status = ANY (ARRAY['queued'::text, 'dispatched'::text, 'claimed'::text, 'running'::text, 'waiting_for_approval'::text, 'blocked'::text, 'completed'::text, 'failed'::text, 'timed_out'::text, 'cancelled'::text]))),
+    CONSTRAINT workflow_runs_workflow_type_check CHECK ((workflow_type <> ''::text))
+);
+
+COMMENT ON TABLE public.workflow_runs IS 'The queue of workflow runs and their whole life. Cost and tokens that are NULL were not reported; they are never taken as zero.';
+
+COMMENT ON COLUMN public.workflow_runs.task_id IS 'The task the run serves, of tasks or of another system.';
+
+COMMENT ON COLUMN public.workflow_runs.owner_agent_id IS 'Slug of the agent it was dispatched to.';
+
+COMMENT ON COLUMN public.workflow_runs.pinned_agent_id IS 'Slug of the agent it was reassigned to; wins over the route.';
+
+COMMENT ON COLUMN public.workflow_runs.deadline_at IS 'When a claimed or running run is timed out; set at the claim from the route.';
+
+COMMENT ON COLUMN public.workflow_runs.claim_token IS 'The fence of the present claim.';
+
+COMMENT ON COLUMN public.workflow_runs.wake_id IS 'The wake whose process works on it, where the daemon started one.';
+
+COMMENT ON COLUMN public.workflow_runs.cost_estimate IS 'What the agent reported it cost.';
+
+COMMENT ON COLUMN public.workflow_runs.reserved_usd IS 'What was set aside for it at its dispatch; counts in budgets until a cost is reported.';
+
+COMMENT ON COLUMN public.workflow_runs.accounted_at IS 'When its cost was booked, which decides the budget period: its first report, or its end without one.';
+
+CREATE FUNCTION public.book_workflow_usage(p_run public.workflow_runs, p_usage jsonb) RETURNS public.workflow_runs
+    LANGUAGE plpgsql
+    SET search_path TO ''
+    AS $$
+declare
+  v_usage constant jsonb := public.workflow_usage_values(coalesce(p_usage, '{}'));
+  v_says_something constant boolean := v_usage ?| array['cost_usd', 'input_tokens', 'output_tokens'];
+begin
+  if v_usage = '{}' then
+    return p_run;
+  end if;
+  update public.workflow_runs
+     set cost_estimate = coalesce((v_usage ->> 'cost_usd')::numeric, cost_estimate), input_tokens = coalesce((v_usage ->> 'input_tokens')::bigint, input_tokens),
+         output_tokens = coalesce((v_usage ->> 'output_tokens')::bigint, output_tokens), cached_tokens = coalesce((v_usage ->> 'cached_tokens')::bigint, cached_tokens),
+         model_id = coalesce(v_usage ->> 'model', model_id),
+         reported_at = case when v_says_something then now() else reported_at end,
+         accounted_at = case when v_says_something then coalesce(accounted_at, now()) else accounted_at end
+   where id = p_run.id returning * into p_run;
+  return p_run;
+end
+$$;
+
+COMMENT ON FUNCTION public.book_workflow_usage(p_run public.workflow_runs, p_usage jsonb) IS 'Keeps what a run is said to have cost. Totals, not increments: a repeat changes nothing. The period it was first booked in stays.';
+
+CREATE FUNCTION public.broadcast_budget_event(p_tenant_id uuid, p_frame jsonb) RETURNS void
+    LANGUAGE plpgsql SECURITY DEFINER
+    SET search_path TO ''
+    AS $_$
+begin
+  if to_regprocedure('realtime.send(jsonb,text,text,boolean)') is not null then
+    execute 'select realtime.send($1, $2, $3, true)' using p_frame, 'budget:breach',
+      case p_tenant_id when '00000000-0000-0000-0000-000000000000' then 'budgets' else 'budgets:' || p_tenant_id end;
+  end if;
+exception when others then
+  -- The event stands in its table; dispatch goes on.
+  null;
+end
+$_$;
+
+COMMENT ON FUNCTION public.broadcast_budget_event(p_tenant_id uuid, p_frame jsonb) IS 'Sends budget:breach to the private topic budgets (budgets:<tenant> for any but the default tenant). Never fails.';
 
 CREATE FUNCTION public.broadcast_hints_available() RETURNS boolean
     LANGUAGE sql STABLE
@@ -132,6 +292,76 @@ end
 $$;
 
 COMMENT ON FUNCTION public.budget_blocks(p_agent_id uuid, p_now timestamp with time zone) IS 'Whether the agent''s budget forbids a wake: exceeded with hard cutoff, in the running month, and still at or above its limit.';
+
+CREATE FUNCTION public.budget_frame(p_budget jsonb, p_kind text) RETURNS jsonb
+    LANGUAGE sql STABLE
+    SET search_path TO ''
+    AS $$
+  select jsonb_build_object(
+    'id', concat_ws(':', p_budget ->> 'id', p_budget ->> 'period_key', p_kind), 'budget_id', p_budget ->> 'id', 'budget_name', p_budget ->> 'name',
+    'scope', p_budget ->> 'scope', 'scope_id', p_budget ->> 'scope_id', 'period', p_budget ->> 'period', 'period_key', p_budget ->> 'period_key',
+    'event_kind', p_kind, 'action', p_budget ->> 'action',
+    'spend_usd', (p_budget ->> 'settled_usd')::numeric + (p_budget ->> 'reserved_usd')::numeric,
+    'spend_tokens', trunc((p_budget ->> 'settled_tokens')::numeric + (p_budget ->> 'reserved_tokens')::numeric),
+    'cap_usd', p_budget -> 'cap_usd', 'cap_tokens', p_budget -> 'cap_tokens',
+    'message', format('Budget %s (%s) %s', p_budget ->> 'name', p_budget ->> 'period_key',
+      case p_kind when 'recovered' then 'has recovered: a new period began' when 'warned' then 'is over its cap'
+                  when 'paused' then 'holds new runs' else 'has stopped its runs' end),
+    'timestamp', to_char(now() at time zone 'UTC', 'YYYY-MM-DD"T"HH24:MI:SS.MS"Z"'))
+$$;
+
+COMMENT ON FUNCTION public.budget_frame(p_budget jsonb, p_kind text) IS 'What is broadcast of a budget event.';
+
+CREATE FUNCTION public.budget_ledger(p_tenant_id uuid, p_limit integer DEFAULT 50) RETURNS jsonb
+    LANGUAGE sql STABLE
+    SET search_path TO ''
+    AS $$
+  select jsonb_build_object('code', 'ok', 'events', coalesce(jsonb_agg(jsonb_build_object('at', event.created_at, 'budget_id', event.budget_id, 'budget', budget.name,
+           'scope', budget.scope, 'scope_id', budget.scope_id, 'period_key', event.period_key, 'event_kind', event.event_kind, 'detail', event.detail) order by event.id desc), '[]'))
+    from (select * from public.budget_events where tenant_id = p_tenant_id order by id desc limit least(greatest(p_limit, 1), 1000)) as event
+    join public.budgets as budget on budget.id = event.budget_id
+$$;
+
+COMMENT ON FUNCTION public.budget_ledger(p_tenant_id uuid, p_limit integer) IS 'The latest budget events, newest first, with their budgets.';
+
+CREATE FUNCTION public.budget_states(p_budgets jsonb) RETURNS TABLE(id uuid, name text, scope text, scope_id text, period text, period_key text, action text, fail_closed boolean, error text, cap numeric, settled numeric, reserved numeric, is_usd boolean)
+    LANGUAGE sql IMMUTABLE
+    SET search_path TO ''
+    AS $$
+  select b.id, b.name, b.scope, b.scope_id, b.period, b.period_key, b.action, b.fail_closed, b.error, coalesce(b.cap_usd, b.cap_tokens),
+         case when b.cap_usd is not null then b.settled_usd else b.settled_tokens end,
+         case when b.cap_usd is not null then b.reserved_usd else b.reserved_tokens end, b.cap_usd is not null
+    from jsonb_to_recordset(p_budgets) as b (
+      id uuid, name text, scope text, scope_id text, period text, period_key text, action text, fail_closed boolean, error text,
+      cap_usd numeric, cap_tokens numeric, settled_usd numeric, settled_tokens numeric, reserved_usd numeric, reserved_tokens numeric)
+$$;
+
+COMMENT ON FUNCTION public.budget_states(p_budgets jsonb) IS 'Evaluated budgets as rows, in the unit of their cap.';
+
+CREATE FUNCTION public.budget_verdict(p_budgets jsonb, p_agent_id text, p_department_id text, p_workflow_type text, p_usd numeric, p_tokens numeric, OUT verdict text, OUT budget_id uuid, OUT warned integer) RETURNS record
+    LANGUAGE sql IMMUTABLE
+    SET search_path TO ''
+    AS $$
+  with hit as (
+    select b.id, b.action, b.error is not null as is_broken, b.fail_closed, b.settled >= b.cap as is_spent, b.settled + b.reserved >= b.cap as is_full,
+           b.settled + b.reserved + case when b.is_usd then p_usd else p_tokens end > b.cap as is_too_much
+      from public.budget_states(p_budgets) as b
+     where case b.scope when 'fleet' then true when 'agent' then b.scope_id = p_agent_id when 'department' then b.scope_id = p_department_id
+                        else b.scope_id = p_workflow_type end
+  ), ranked as (
+    select hit.id, case when is_broken then case when fail_closed then 2 else 0 end
+                        when action = 'hard_stop' and is_spent then 3
+                        when action <> 'warn' and (is_full or is_too_much) then 2
+                        when is_full then 1 else 0 end as weight
+      from hit
+  )
+  select (array['ok', 'ok', 'held', 'stopped'])[coalesce(max(weight), 0) + 1],
+         (array_agg(ranked.id order by weight desc, ranked.id) filter (where weight >= 2))[1],
+         (count(*) filter (where weight = 1))::integer
+    from ranked
+$$;
+
+COMMENT ON FUNCTION public.budget_verdict(p_budgets jsonb, p_agent_id text, p_department_id text, p_workflow_type text, p_usd numeric, p_tokens numeric, OUT verdict text, OUT budget_id uuid, OUT warned integer) IS 'May one more run start that is expected to cost this much: ok, held (a pause, a hard stop whose rest is reserved, or a broken fail_closed budget), or stopped (a hard stop that is spent). The strictest budget wins.';
 
 CREATE TABLE public.dispatcher_instances (
     id uuid DEFAULT gen_random_uuid() NOT NULL,
@@ -187,6 +417,32 @@ $$;
 
 COMMENT ON FUNCTION public.bury_spent_items(p_instance public.dispatcher_instances) IS 'Expired leases and pending items without attempts left become dead_letter, with the reason.';
 
+CREATE FUNCTION public.cancel_workflow_run(p_tenant_id uuid, p_run_id uuid, p_actor text, p_reason text DEFAULT NULL::text) RETURNS jsonb
+    LANGUAGE plpgsql
+    SET search_path TO ''
+    SET lock_timeout TO '8s'
+    AS $$
+declare
+  v_before public.workflow_runs := public.lock_workflow_run(p_tenant_id, p_run_id);
+  v_run public.workflow_runs;
+begin
+  if v_before.id is null then
+    return jsonb_build_object('applied', false, 'code', 'not_found', 'run_id', p_run_id);
+  elsif v_before.status = 'cancelled' then
+    return public.workflow_answer('already', v_before);
+  elsif v_before.finished_at is not null then
+    return public.workflow_answer('finished', v_before);
+  end if;
+  perform public.note_workflow_actor(p_actor, p_reason);
+  v_run := public.stop_workflow_run(v_before, coalesce(nullif(btrim(left(p_reason, 4000)), ''), format('Cancelled by %s', p_actor)));
+  perform public.audit_workflow_action(p_tenant_id, p_actor, 'cancel_run', 'intervention', 'warning', 'run:' || p_run_id,
+                                       jsonb_build_object('status', v_before.status), jsonb_build_object('status', v_run.status, 'reason', p_reason));
+  return public.workflow_answer('ok', v_run);
+end
+$$;
+
+COMMENT ON FUNCTION public.cancel_workflow_run(p_tenant_id uuid, p_run_id uuid, p_actor text, p_reason text) IS 'Cancels a run that is not finished; audited. Its process, where a daemon has one, is stopped.';
+
 CREATE FUNCTION public.claim_one_wake(p_instance public.dispatcher_instances, p_agent_id uuid, p_path text, p_item_ids uuid[], p_request uuid) RETURNS jsonb
     LANGUAGE plpgsql
     SET search_path TO ''
@@ -196,8 +452,11 @@ declare
   v_gates record;
   v_live integer;
   v_items uuid[];
+  v_heads uuid[];
   v_wake public.agent_wakes;
   v_path text;
+  v_depth integer;
+  v_max_chain constant integer := public.wake_chain_limit(p_instance.settings);
 begin
   select id, slug, tenant_id into v_agent from public.agents
    where id = p_agent_id and gateway_id = p_instance.gateway_id and tenant_id = p_instance.tenant_id;
@@ -238,15 +497,21 @@ begin
                               'retry_in', extract(epoch from v_gates.retry_at - now()));
   end if;
 
-  select array_agg(due.id order by due.created_at) into v_items from public.agent_inbox_due as due
-   where due.agent_id = p_agent_id and due.due_at <= now() and due.id = any (p_item_ids);
-  v_items := coalesce(v_items, array[v_gates.due_item_id]);
+  -- item_ids: those that hints named (at most 100), else the oldest; then the ones the agent will lease first.
+  select array_agg(due.id order by due.created_at), max(due.chain_depth) into v_heads, v_depth
+    from (select * from public.agent_inbox_due as due
+           where due.agent_id = p_agent_id and due.due_at <= now() and due.chain_depth < v_max_chain order by due.created_at limit 100) as due;
+  v_items := array(select due.id from public.agent_inbox_due as due
+                    where due.agent_id = p_agent_id and due.id = any (p_item_ids) and due.due_at <= now() and due.chain_depth < v_max_chain
+                    order by due.created_at limit 100);
+  if cardinality(v_items) = 0 then
+    v_items := v_heads[1:1];
+  end if;
+  v_items := v_items || array(select head.id from unnest(v_heads[1:3]) with ordinality as head (id, place)
+                               where head.id <> all (v_items) order by head.place);
   insert into public.agent_wakes (tenant_id, agent_id, gateway_id, instance_id, claim_request, path, item_ids, chain_depth, model_override,
                                   thinking_override, deadline_at)
-  select v_agent.tenant_id, p_agent_id, p_instance.gateway_id, p_instance.id, p_request, v_path, v_items,
-         (select coalesce(max(due.chain_depth), 0) from public.agent_inbox_due as due
-           where due.agent_id = p_agent_id and due.due_at <= now()
-             and due.chain_depth < public.wake_chain_limit(p_instance.settings)),
+  select v_agent.tenant_id, p_agent_id, p_instance.gateway_id, p_instance.id, p_request, v_path, v_items, coalesce(v_depth, 0),
          case when jsonb_typeof(item.context -> 'model_override') = 'string' then nullif(item.context ->> 'model_override', '') end,
          case when jsonb_typeof(item.context -> 'thinking_override') = 'string' then nullif(item.context ->> 'thinking_override', '') end,
          now() + make_interval(secs => (p_instance.settings ->> 'agent_process_timeout')::double precision + 15)
@@ -255,7 +520,7 @@ begin
   update public.agent_wake_state
      set last_wake_id = v_wake.id, last_claimed_at = v_wake.claimed_at, waitlisted_at = null, waitlist_path = null, waiting_since = null, updated_at = now()
    where agent_id = p_agent_id;
-  perform public.mark_wake_items(v_items, p_agent_id, false);
+  update public.agent_inbox_items set last_wake_attempt_at = now() where id = any (v_items);
   return public.wake_grant(v_wake);
 end
 $$;
@@ -273,6 +538,8 @@ declare
   v_answer jsonb;
   v_answers jsonb := '[]';
   v_granted integer := 0;
+  v_page constant integer := 100;
+  v_seen integer;
 begin
   select jsonb_agg(public.wake_grant(wake)) into v_answer from public.agent_wakes as wake
    where wake.claim_request = p_request and wake.state in ('starting', 'running');
@@ -282,23 +549,35 @@ begin
   if p_limit <= 0 then
     return v_answers;
   end if;
-  for v_waiting in
-    select state.agent_id, state.waitlist_path from public.agent_wake_state as state
-      join public.agents as agent on agent.id = state.agent_id
-     where state.waitlisted_at is not null and agent.gateway_id = v_instance.gateway_id and agent.tenant_id = v_instance.tenant_id
-     order by state.waitlisted_at, state.waiting_since, state.agent_id
+  -- In pages: the plan then walks the index of the waitlist instead of sorting all of it for one free slot.
   loop
-    begin
-      v_answer := public.claim_one_wake(v_instance, v_waiting.agent_id, v_waiting.waitlist_path, '{}', p_request);
-    exception when query_canceled or lock_not_available or deadlock_detected or serialization_failure then
-      raise;
-    when others then
-      v_answer := jsonb_build_object('granted', false, 'agent_id', v_waiting.agent_id, 'skip_reason', 'error', 'error', sqlerrm, 'error_code', sqlstate);
-    end;
-    exit when v_answer ->> 'skip_reason' = 'concurrency_limit';
-    v_answers := v_answers || v_answer;
-    v_granted := v_granted + (v_answer ->> 'granted')::boolean::integer;
-    exit when v_granted >= p_limit;
+    v_seen := 0;
+    for v_waiting in
+      select state.agent_id, state.waitlist_path from public.agent_wake_state as state
+        join public.agents as agent on agent.id = state.agent_id
+       where state.waitlisted_at is not null and agent.gateway_id = v_instance.gateway_id and agent.tenant_id = v_instance.tenant_id
+       order by state.waitlisted_at, state.waiting_since, state.agent_id limit v_page
+    loop
+      v_seen := v_seen + 1;
+      begin
+        v_answer := public.claim_one_wake(v_instance, v_waiting.agent_id, v_waiting.waitlist_path, '{}', p_request);
+      exception when query_canceled or lock_not_available or deadlock_detected or serialization_failure then
+        raise;
+      when others then
+        -- Off the list with it, or it would stand at its head for ever; the sweep lists it again.
+        update public.agent_wake_state set waitlisted_at = null, waitlist_path = null, waiting_since = null where agent_id = v_waiting.agent_id;
+        v_answer := jsonb_build_object('granted', false, 'agent_id', v_waiting.agent_id, 'skip_reason', 'error', 'error', sqlerrm, 'error_code', sqlstate);
+      end;
+      if v_answer ->> 'skip_reason' = 'concurrency_limit' then
+        return v_answers;
+      end if;
+      v_answers := v_answers || v_answer;
+      v_granted := v_granted + (v_answer ->> 'granted')::boolean::integer;
+      if v_granted >= p_limit then
+        return v_answers;
+      end if;
+    end loop;
+    exit when v_seen < v_page;
   end loop;
   return v_answers;
 end
@@ -317,6 +596,8 @@ declare
   v_answer jsonb;
   v_answers jsonb := '[]';
 begin
+  -- Before the look for an earlier try of this request: that one may be under way still.
+  perform from public.dispatcher_gateways where gateway_id = v_instance.gateway_id for update;
   select jsonb_agg(public.wake_grant(wake)) into v_answer from public.agent_wakes as wake
    where wake.claim_request = p_request and wake.state in ('starting', 'running');
   if v_answer is not null then
@@ -339,6 +620,89 @@ end
 $$;
 
 COMMENT ON FUNCTION public.claim_wakes(p_instance_id uuid, p_claims jsonb, p_request uuid) IS 'Claims wakes for p_claims = [{agent_id, path, item_ids}]; answers one verdict per claim, in order. p_request makes a repeated call hand back the same grants. One agent whose data raises does not stop the others.';
+
+CREATE FUNCTION public.claim_workflow_notifications(p_instance_id uuid, p_limit integer, p_lease_seconds integer DEFAULT 60, p_known_agents text[] DEFAULT '{}'::text[]) RETURNS jsonb
+    LANGUAGE plpgsql
+    SET search_path TO ''
+    SET lock_timeout TO '8s'
+    AS $$
+declare
+  v_instance constant public.dispatcher_instances := public.running_instance(p_instance_id);
+  v_claimed jsonb;
+begin
+  update public.workflow_notifications as note
+     set state = 'obsolete', claim_token = null, claimed_until = null
+    from public.workflow_runs as run
+   where note.tenant_id = v_instance.tenant_id and (note.state = 'pending' or (note.state = 'sending' and note.claimed_until < now())) and run.id = note.run_id
+     and (run.status <> 'dispatched' or run.dispatch_attempts <> note.attempt);
+  with due as (
+    select note.id from public.workflow_notifications as note
+     where note.tenant_id = v_instance.tenant_id
+       and (note.gateway_id = v_instance.gateway_id
+            -- An agent of nobody's: whoever knows it from openclaw.json, and after a moment whoever comes.
+            or (note.gateway_id is null and (note.agent_id = any (p_known_agents) or note.created_at < now() - interval '5 seconds')))
+       and ((note.state = 'pending' and note.next_try_at <= now()) or (note.state = 'sending' and note.claimed_until < now()))
+     order by note.next_try_at limit least(greatest(p_limit, 0), 100)
+     for update skip locked
+  ), taken as (
+    update public.workflow_notifications as note
+       set state = 'sending', claim_token = gen_random_uuid(), claimed_until = now() + make_interval(secs => p_lease_seconds), tries = note.tries + 1
+      from due where note.id = due.id returning note.*)
+  select jsonb_agg(jsonb_build_object('id', taken.id, 'claim_token', taken.claim_token, 'run_id', taken.run_id, 'attempt', taken.attempt, 'tries', taken.tries,
+                                      'agent_id', taken.agent_id, 'workflow_type', run.workflow_type,
+                                      'workspace_slug', (select slug from public.workspace where tenant_id = taken.tenant_id limit 1)) order by taken.next_try_at)
+    into v_claimed from taken join public.workflow_runs as run on run.id = taken.run_id;
+  return jsonb_build_object('notifications', coalesce(v_claimed, '[]'), 'next_in', (
+    select extract(epoch from min(case note.state when 'pending' then note.next_try_at else note.claimed_until end) - now())
+      from public.workflow_notifications as note
+     where note.tenant_id = v_instance.tenant_id and (note.gateway_id = v_instance.gateway_id or note.gateway_id is null) and note.state in ('pending', 'sending')));
+end
+$$;
+
+COMMENT ON FUNCTION public.claim_workflow_notifications(p_instance_id uuid, p_limit integer, p_lease_seconds integer, p_known_agents text[]) IS 'Takes notifications that are due for the agents of the instance''s gateway: {notifications, next_in}. Those whose run has moved on are dropped; one whose sender died is taken again after its lease.';
+
+CREATE FUNCTION public.claim_workflow_run(p_tenant_id uuid, p_run_id uuid, p_session text, p_agent text DEFAULT NULL::text, p_wake_id uuid DEFAULT NULL::uuid) RETURNS jsonb
+    LANGUAGE plpgsql
+    SET search_path TO ''
+    SET lock_timeout TO '8s'
+    AS $$
+declare
+  v_run public.workflow_runs;
+begin
+  if coalesce(btrim(p_session), '') = '' or length(p_session) > 500 then
+    return jsonb_build_object('applied', false, 'code', 'bad_session', 'run_id', p_run_id);
+  end if;
+  v_run := public.lock_workflow_run(p_tenant_id, p_run_id);
+  if v_run.id is null then
+    return jsonb_build_object('applied', false, 'code', 'not_found', 'run_id', p_run_id);
+  end if;
+  if v_run.status in ('claimed', 'running') and v_run.session_id = p_session then
+    return public.workflow_answer('already', v_run)
+           || jsonb_build_object('claim_token', v_run.claim_token, 'deadline_in', extract(epoch from v_run.deadline_at - now()));
+  end if;
+  if v_run.status <> 'dispatched' then
+    return public.workflow_answer(case when v_run.status = 'queued' then 'not_dispatched' when v_run.status in ('claimed', 'running') then 'claimed_by_another'
+                                       when v_run.finished_at is not null then 'finished' else 'held' end, v_run);
+  end if;
+  if p_agent is not null and p_agent <> v_run.owner_agent_id then
+    return public.workflow_answer('not_yours', v_run);
+  end if;
+  perform public.note_workflow_actor(coalesce(p_agent, v_run.owner_agent_id), null);
+  update public.workflow_runs as run
+     set status = 'claimed', claimed_at = now(), claimed_by = coalesce(p_agent, run.owner_agent_id), session_id = p_session, claim_token = gen_random_uuid(),
+         last_heartbeat_at = now(), started_at = null, blocker_type = null, blocker_description = null,
+         deadline_at = now() + make_interval(mins => public.workflow_timeout_minutes(run.tenant_id, run.workflow_type)),
+         wake_id = (select wake.id from public.agent_wakes as wake where wake.id = p_wake_id and wake.tenant_id = p_tenant_id and wake.state in ('starting', 'running'))
+   where id = p_run_id returning * into v_run;
+  insert into public.workflow_claims (claim_token, tenant_id, run_id, workflow_type, agent_id, session_id, attempt)
+  values (v_run.claim_token, v_run.tenant_id, v_run.id, v_run.workflow_type, v_run.owner_agent_id, p_session, v_run.dispatch_attempts);
+  update public.workflow_notifications set state = 'obsolete' where run_id = v_run.id and state = 'pending';
+  return public.workflow_answer('ok', v_run)
+         || jsonb_build_object('claim_token', v_run.claim_token, 'deadline_in', extract(epoch from v_run.deadline_at - now()));
+end
+$$;
+
+COMMENT ON FUNCTION public.claim_workflow_run(p_tenant_id uuid, p_run_id uuid, p_session text, p_agent text, p_wake_id uuid) IS 'Takes a dispatched run for a session: one wins. Answers the run, its claim_token and deadline_in (s); already for the session that holds it; else not_dispatched, claimed_by_another, not_yours, finished, held, not_found. p_wake_id: the wake the session runs in.';
 
 CREATE FUNCTION public.clean_inbox_reason(p_reason text) RETURNS text
     LANGUAGE sql IMMUTABLE PARALLEL SAFE
@@ -405,6 +769,52 @@ CREATE FUNCTION public.complete_inbox_item(p_item_id uuid) RETURNS void
 
 COMMENT ON FUNCTION public.complete_inbox_item(p_item_id uuid) IS 'Closes an item as done.';
 
+CREATE FUNCTION public.complete_workflow_row(p_run public.workflow_runs) RETURNS public.workflow_runs
+    LANGUAGE plpgsql STABLE
+    SET search_path TO ''
+    AS $$
+begin
+  -- What a state implies, for whoever changes a row by hand as for our own functions.
+  if p_run.status in ('waiting_for_approval', 'blocked') then
+    p_run.paused_from := coalesce(p_run.paused_from, 'queued');
+  end if;
+  if p_run.status = 'dispatched' then
+    p_run.dispatched_at := coalesce(p_run.dispatched_at, now());
+    p_run.owner_agent_id := coalesce(p_run.owner_agent_id, p_run.pinned_agent_id,
+      (select agent_id from public.workflow_agent_routing where tenant_id = p_run.tenant_id and workflow_type = p_run.workflow_type));
+  end if;
+  if p_run.status in ('claimed', 'running') then
+    p_run.claimed_at := coalesce(p_run.claimed_at, p_run.started_at, now());
+    p_run.claim_token := coalesce(p_run.claim_token, gen_random_uuid());
+    p_run.last_heartbeat_at := coalesce(p_run.last_heartbeat_at, now());
+    p_run.deadline_at := coalesce(p_run.deadline_at, p_run.claimed_at
+      + make_interval(mins => public.workflow_timeout_minutes(p_run.tenant_id, p_run.workflow_type)));
+  end if;
+  if p_run.status in ('running', 'completed') then
+    p_run.started_at := coalesce(p_run.started_at, p_run.claimed_at, p_run.finished_at, now());
+  end if;
+  if p_run.status in ('completed', 'failed', 'timed_out', 'cancelled') then
+    p_run.finished_at := coalesce(p_run.finished_at, now());
+    -- Work was done, so there is something to pay for, known or not.
+    if p_run.claimed_at is not null then
+      p_run.accounted_at := coalesce(p_run.accounted_at, p_run.reported_at, p_run.finished_at);
+    end if;
+  else
+    p_run.finished_at := null;
+  end if;
+  return p_run;
+end
+$$;
+
+COMMENT ON FUNCTION public.complete_workflow_row(p_run public.workflow_runs) IS 'The row with the times and keys its state implies.';
+
+CREATE FUNCTION public.complete_workflow_run(p_tenant_id uuid, p_run_id uuid, p_session text, p_output jsonb DEFAULT NULL::jsonb, p_usage jsonb DEFAULT NULL::jsonb, p_claim_token uuid DEFAULT NULL::uuid) RETURNS jsonb
+    LANGUAGE sql
+    SET search_path TO ''
+    AS $$ select public.finish_workflow_run(p_tenant_id, p_run_id, p_session, p_claim_token, 'completed', p_output, null, p_usage) $$;
+
+COMMENT ON FUNCTION public.complete_workflow_run(p_tenant_id uuid, p_run_id uuid, p_session text, p_output jsonb, p_usage jsonb, p_claim_token uuid) IS 'The session that holds the run finished it, with its output and usage {cost_usd, input_tokens, output_tokens, cached_tokens, model}. A repeat is already.';
+
 CREATE FUNCTION public.current_tenant_id() RETURNS uuid
     LANGUAGE sql STABLE
     SET search_path TO ''
@@ -414,6 +824,192 @@ CREATE FUNCTION public.current_tenant_id() RETURNS uuid
       $$;
 
 COMMENT ON FUNCTION public.current_tenant_id() IS 'The tenant of the caller''s token, else the all-zero tenant.';
+
+CREATE FUNCTION public.deactivate_budget(p_tenant_id uuid, p_budget text) RETURNS jsonb
+    LANGUAGE plpgsql
+    SET search_path TO ''
+    AS $$
+declare
+  v_ids uuid[];
+begin
+  update public.budgets set active = false, updated_at = now()
+   where tenant_id = p_tenant_id and active and (id::text = p_budget or name = p_budget);
+  if found then
+    return jsonb_build_object('applied', true, 'code', 'ok', 'budget', p_budget);
+  end if;
+  select array_agg(id) into v_ids from public.budgets where tenant_id = p_tenant_id and (id::text = p_budget or name = p_budget);
+  return jsonb_build_object('applied', v_ids is not null, 'code', case when v_ids is null then 'not_found' else 'already' end, 'budget', p_budget);
+end
+$$;
+
+COMMENT ON FUNCTION public.deactivate_budget(p_tenant_id uuid, p_budget text) IS 'Ends a budget by id or name: what it held goes out with the next tick.';
+
+CREATE FUNCTION public.dispatch_queued_runs(p_tenant_id uuid, p_settings jsonb, p_estimates jsonb, p_budgets jsonb) RETURNS jsonb
+    LANGUAGE plpgsql
+    SET search_path TO ''
+    AS $$
+declare
+  v_batch constant integer := (p_settings ->> 'workflow_batch_size')::integer;
+  v_groups jsonb;
+  v_candidate record;
+  v_gate record;
+  v_taken jsonb := '{}';
+  v_closed text[] := '{}';
+  v_number integer := 0;
+  v_held integer;
+  v_warned integer := 0;
+  v_errors jsonb := '[]';
+begin
+  perform public.note_workflow_actor('dispatcher', 'dispatched');
+  -- Locked before they are counted: a pass that waited here counts what the other one did.
+  perform from public.workflow_agent_routing where tenant_id = p_tenant_id order by workflow_type for update;
+  v_groups := public.waiting_workflow_groups(p_tenant_id, p_estimates, p_budgets);
+  select coalesce(sum(g.due), 0) into v_held from jsonb_to_recordset(v_groups) as g (due integer, verdict text) where g.verdict <> 'ok';
+  for v_candidate in
+    select g.workflow_type, g.agent_id, g.department_id, g.slots, g.usd, g.tokens, g.due, pick.id
+      from jsonb_to_recordset(v_groups) as g (workflow_type text, pinned text, agent_id text, department_id text, due integer, route_priority integer,
+                                              slots integer, usd numeric, tokens numeric, verdict text)
+      cross join lateral (
+        select run.id, run.priority, run.queued_at, public.workflow_age_points(run.queued_at, now()) as points from public.workflow_runs as run
+         where run.tenant_id = p_tenant_id and run.workflow_type = g.workflow_type and run.status = 'queued' and run.pinned_agent_id is not distinct from g.pinned
+           and (run.next_attempt_at is null or run.next_attempt_at <= now())
+         order by run.priority + public.workflow_age_points(run.queued_at, now()) desc, run.queued_at, run.id
+         limit g.slots + 20) as pick
+     where g.verdict = 'ok' and g.slots > 0
+     order by g.route_priority + pick.points desc, pick.priority + pick.points desc, pick.queued_at, pick.id
+  loop
+    exit when v_number >= v_batch;
+    continue when coalesce((v_taken ->> v_candidate.workflow_type)::integer, 0) >= v_candidate.slots
+               or concat_ws('|', v_candidate.workflow_type, v_candidate.agent_id) = any (v_closed);
+    begin
+      select * into v_gate from public.budget_verdict(p_budgets, v_candidate.agent_id, v_candidate.department_id, v_candidate.workflow_type,
+                                                      v_candidate.usd, v_candidate.tokens);
+      if v_gate.verdict <> 'ok' then
+        v_closed := v_closed || concat_ws('|', v_candidate.workflow_type, v_candidate.agent_id);
+        v_held := v_held + 1;
+        perform public.note_held_runs(p_tenant_id, p_budgets, v_gate.budget_id);
+        continue;
+      end if;
+      perform from public.workflow_runs where id = v_candidate.id and status = 'queued' for update skip locked;
+      continue when not found;
+      perform public.dispatch_workflow_run(v_candidate.id, v_candidate.agent_id, v_candidate.usd, v_candidate.tokens);
+      p_budgets := public.reserve_in_budgets(p_budgets, v_candidate.agent_id, v_candidate.department_id, v_candidate.workflow_type, v_candidate.usd, v_candidate.tokens);
+      v_taken := v_taken || jsonb_build_object(v_candidate.workflow_type, coalesce((v_taken ->> v_candidate.workflow_type)::integer, 0) + 1);
+      v_number := v_number + 1;
+      v_warned := v_warned + least(v_gate.warned, 1);
+    exception when query_canceled or lock_not_available or deadlock_detected or serialization_failure then
+      raise;
+    when others then
+      v_errors := v_errors || jsonb_build_object('phase', 'dispatched', 'run_id', v_candidate.id, 'error', sqlerrm, 'error_code', sqlstate);
+    end;
+  end loop;
+  perform public.note_held_runs(p_tenant_id, p_budgets, g.budget_id)
+     from (select distinct h.budget_id from jsonb_to_recordset(v_groups) as h (budget_id uuid, verdict text) where h.verdict = 'held' and h.budget_id is not null) as g;
+  return jsonb_build_object('dispatched', v_number, 'held', v_held, 'warned', v_warned, 'budgets', p_budgets, 'errors', v_errors, 'full', v_number >= v_batch);
+end
+$$;
+
+COMMENT ON FUNCTION public.dispatch_queued_runs(p_tenant_id uuid, p_settings jsonb, p_estimates jsonb, p_budgets jsonb) IS 'Hands out queued runs: groups that are held or full are left out before anything is limited; then by route priority, run priority and age, each with what its waiting adds. A run whose row cannot be dispatched is named and hides nobody.';
+
+CREATE FUNCTION public.dispatch_workflow_run(p_run_id uuid, p_agent_id text, p_usd numeric, p_tokens numeric) RETURNS void
+    LANGUAGE plpgsql
+    SET search_path TO ''
+    AS $$
+begin
+  with dispatched as (
+    update public.workflow_runs
+       set status = 'dispatched', owner_agent_id = p_agent_id, dispatched_at = now(), dispatch_attempts = dispatch_attempts + 1, reserved_usd = p_usd,
+           reserved_tokens = p_tokens, next_attempt_at = null, blocker_type = null, blocker_description = null
+     where id = p_run_id returning id, tenant_id, dispatch_attempts)
+  insert into public.workflow_notifications (tenant_id, run_id, attempt, agent_id, gateway_id)
+  select tenant_id, id, dispatch_attempts, p_agent_id, public.gateway_of_workflow_agent(tenant_id, p_agent_id) from dispatched
+  on conflict (run_id, attempt) do nothing;
+end
+$$;
+
+COMMENT ON FUNCTION public.dispatch_workflow_run(p_run_id uuid, p_agent_id text, p_usd numeric, p_tokens numeric) IS 'Hands a run to an agent: one update, with its reservation, and the notification that is owed for it.';
+
+CREATE FUNCTION public.dispatch_workflows(p_instance_id uuid, p_settings jsonb DEFAULT '{}'::jsonb) RETURNS jsonb
+    LANGUAGE plpgsql
+    SET search_path TO ''
+    SET lock_timeout TO '8s'
+    AS $$
+declare
+  v_instance constant public.dispatcher_instances := public.running_instance(p_instance_id);
+  v_tenant constant uuid := v_instance.tenant_id;
+  v_settings constant jsonb := public.workflow_settings(p_settings);
+  v_started constant timestamptz := clock_timestamp();
+  v_estimates jsonb := '{}';
+  v_budgets jsonb := '[]';
+  v_budget_error text;
+  v_phase text;
+  v_part jsonb;
+  v_errors jsonb := '[]';
+  v_sum jsonb := '{"dispatched": 0, "retried": 0, "released": 0, "failed": 0, "timed_out": 0}';
+  v_held integer := 0;
+  v_warned integer := 0;
+  v_stopped integer := 0;
+  v_unrouted integer := 0;
+  v_full boolean := false;
+  v_field text;
+begin
+  if not pg_try_advisory_xact_lock(hashtextextended('dispatcher.workflows.' || v_tenant, 0)) then
+    return jsonb_build_object('busy', true, 'stop_wakes', public.wakes_to_stop(p_instance_id));
+  end if;
+  perform set_config('dispatcher.quiet', 'on', true);
+  foreach v_phase in array array['estimates', 'budgets', 'enforcement', 'dispatched', 'retried', 'timed_out', 'released', 'unrouted', 'pruned'] loop
+    begin
+      v_part := '{}';
+      case v_phase
+        when 'estimates' then v_estimates := public.workflow_estimates(v_tenant, (v_settings ->> 'workflow_cost_estimate_usd')::numeric);
+        when 'budgets' then v_budgets := public.evaluate_budgets(v_tenant, v_estimates);
+        when 'enforcement' then v_stopped := case v_budgets when '[]' then 0 else public.enforce_budgets(v_tenant, v_budgets) end;
+        when 'dispatched' then v_part := public.dispatch_queued_runs(v_tenant, v_settings, v_estimates, v_budgets);
+        when 'retried' then v_part := public.retry_stale_dispatches(v_tenant, v_settings, v_estimates, v_budgets);
+        when 'timed_out' then v_part := public.time_out_runs(v_tenant);
+        when 'released' then v_part := public.release_stale_claims(v_tenant, v_settings);
+        when 'unrouted' then v_unrouted := public.mark_unrouted_runs(v_tenant);
+        when 'pruned' then perform public.prune_workflow_rows(v_tenant);
+      end case;
+    exception when query_canceled or lock_not_available or deadlock_detected or serialization_failure then
+      raise;
+    when others then
+      v_part := '{}';
+      v_errors := v_errors || jsonb_build_object('phase', v_phase, 'error', sqlerrm, 'error_code', sqlstate);
+      if v_phase in ('budgets', 'enforcement') then
+        -- Fails open, loudly: runs go out as if there were no budgets.
+        v_budget_error := coalesce(v_budget_error, format('%s (%s)', sqlerrm, sqlstate));
+      end if;
+    end;
+    v_budgets := coalesce(v_part -> 'budgets', v_budgets);
+    v_held := v_held + coalesce((v_part ->> 'held')::integer, 0);
+    v_warned := v_warned + coalesce((v_part ->> 'warned')::integer, 0);
+    v_full := v_full or coalesce((v_part ->> 'full')::boolean, false);
+    v_errors := v_errors || coalesce(v_part -> 'errors', '[]');
+    for v_field in select jsonb_object_keys(v_sum) loop
+      v_sum := v_sum || jsonb_build_object(v_field, (v_sum ->> v_field)::integer + coalesce((v_part ->> v_field)::integer, 0));
+    end loop;
+  end loop;
+  v_budget_error := coalesce(v_budget_error, (select string_agg(format('%s: %s', state.name, state.error), '; ') from public.budget_states(v_budgets) as state
+                                               where state.error is not null));
+  perform public.send_gateway_hint(other.gateway_id, 'run', '{}')
+     from (select note.gateway_id from public.workflow_notifications as note where note.tenant_id = v_tenant and note.state = 'pending' and note.created_at = now()
+           union select wake.gateway_id from public.agent_wakes as wake
+                  where wake.tenant_id = v_tenant and wake.stop_cause is not null and wake.ended_at is null and wake.instance_id <> p_instance_id) as other
+    where other.gateway_id is distinct from v_instance.gateway_id;
+  v_sum := v_sum || jsonb_build_object('budget_enforcement', jsonb_build_object('held', v_held, 'stopped', v_stopped, 'warned', v_warned));
+  update public.dispatcher_instances
+     set last_tick = v_sum || jsonb_build_object('at', now(), 'ms', round(extract(epoch from clock_timestamp() - v_started) * 1000), 'errors', jsonb_array_length(v_errors),
+                                                 'budget_error', v_budget_error)
+   where id = p_instance_id;
+  return v_sum || jsonb_build_object(
+    'busy', false, 'errors', v_errors, 'budget_error', v_budget_error, 'unrouted', v_unrouted, 'stop_wakes', public.wakes_to_stop(p_instance_id),
+    'again', v_full or (v_sum ->> 'released')::integer > 0 or ((v_sum ->> 'failed')::integer + (v_sum ->> 'timed_out')::integer + v_stopped > 0),
+    'next_in', public.next_workflow_moment(v_tenant, v_settings), 'ms', round(extract(epoch from clock_timestamp() - v_started) * 1000));
+end
+$$;
+
+COMMENT ON FUNCTION public.dispatch_workflows(p_instance_id uuid, p_settings jsonb) IS 'One tick for the tenant of an instance, phase by phase, each isolated: budgets, dispatch, retries, time-outs, stale claims, blockers. Answers {dispatched, retried, released, failed, timed_out, budget_enforcement, errors, budget_error, again, next_in, stop_wakes}; {busy: true} when another pass is under way.';
 
 CREATE FUNCTION public.dispatcher_gateway_topic(p_gateway_id uuid) RETURNS text
     LANGUAGE sql IMMUTABLE
@@ -487,9 +1083,16 @@ begin
   end if;
   perform from public.agent_wake_state where agent_id = (select agent_id from public.agent_wakes where id = p_wake_id) for update;
   select * into v_wake from public.agent_wakes where id = p_wake_id for update;
-  if v_wake.id is null or v_wake.claim_token <> p_claim_token or v_wake.ended_at is not null then
+  if v_wake.id is null or v_wake.claim_token <> p_claim_token then
     return jsonb_build_object('wake_id', p_wake_id, 'applied', false, 'state', v_wake.state,
-      'code', case when v_wake.id is null then 'not_found' when v_wake.claim_token <> p_claim_token then 'fence_lost' else 'already' end);
+                              'code', case when v_wake.id is null then 'not_found' else 'fence_lost' end);
+  end if;
+  select settings into v_settings from public.dispatcher_instances where id = v_wake.instance_id;
+  v_settings := coalesce(v_settings, (select settings from public.dispatcher_instances where gateway_id = v_wake.gateway_id order by last_heartbeat_at desc limit 1));
+  if v_wake.ended_at is not null then
+    -- Whoever asks again did not hear the first answer, and so not when to look at the agent next.
+    return jsonb_build_object('wake_id', p_wake_id, 'applied', false, 'code', 'already', 'state', v_wake.state, 'agent_id', v_wake.agent_id)
+           || public.wait_for_next_wake(v_wake.agent_id, v_settings);
   end if;
   perform set_config('dispatcher.quiet', 'on', true);
   v_state := public.wake_end_state(v_wake, p_ending, p_exit_code);
@@ -499,8 +1102,6 @@ begin
     perform public.spend_attempt_of_lost_wake(v_wake);
   end if;
 
-  select settings into v_settings from public.dispatcher_instances where id = v_wake.instance_id;
-  v_settings := coalesce(v_settings, (select settings from public.dispatcher_instances where gateway_id = v_wake.gateway_id order by last_heartbeat_at desc limit 1));
   v_max := (v_settings ->> 'max_consecutive_failures')::integer;
   update public.agent_wake_state as wake_state
      set last_ended_at = now(), last_end_state = v_state, updated_at = now(),
@@ -523,6 +1124,74 @@ end
 $$;
 
 COMMENT ON FUNCTION public.end_wake(p_wake_id uuid, p_claim_token uuid, p_ending text, p_exit_code integer, p_error text) IS 'Ends a wake: final state, leases released, failures counted, and what is next for its agent (waitlisted, or retry_in seconds). p_ending: exited, timed_out, interrupted, lost, spawn_failed. Needs the claim token.';
+
+CREATE FUNCTION public.end_workflow_claim(p_run public.workflow_runs, p_as text) RETURNS void
+    LANGUAGE sql
+    SET search_path TO ''
+    AS $$
+  update public.workflow_claims set ended_at = now(), ended_as = p_as where claim_token = p_run.claim_token and ended_at is null
+$$;
+
+COMMENT ON FUNCTION public.end_workflow_claim(p_run public.workflow_runs, p_as text) IS 'Closes the present claim of a run in the history of claims.';
+
+CREATE FUNCTION public.enforce_budgets(p_tenant_id uuid, p_budgets jsonb) RETURNS integer
+    LANGUAGE plpgsql
+    SET search_path TO ''
+    AS $$
+declare
+  v_budget record;
+  v_ids uuid[];
+  v_stopped integer := 0;
+begin
+  perform public.record_budget_recoveries(p_tenant_id, p_budgets);
+  for v_budget in
+    select b.value, state.action, state.settled >= state.cap as is_spent, state.settled + state.reserved >= state.cap as is_full
+      from jsonb_array_elements(p_budgets) as b cross join lateral public.budget_states(jsonb_build_array(b.value)) as state
+     where state.error is null and state.settled + state.reserved >= state.cap
+     order by state.action <> 'hard_stop', state.id
+  loop
+    if v_budget.action = 'hard_stop' and v_budget.is_spent then
+      v_ids := public.stop_runs_of_budget(p_tenant_id, v_budget.value);
+      perform public.record_budget_event(p_tenant_id, v_budget.value, 'hard_stopped', jsonb_build_object('cancelled_run_ids', to_jsonb(v_ids)));
+      v_stopped := v_stopped + cardinality(v_ids);
+    elsif v_budget.action = 'pause_new_runs' then
+      perform public.record_budget_event(p_tenant_id, v_budget.value, 'paused', '{}');
+    elsif v_budget.action = 'warn' then
+      perform public.record_budget_event(p_tenant_id, v_budget.value, 'warned', '{}');
+    end if;
+  end loop;
+  return v_stopped;
+end
+$$;
+
+COMMENT ON FUNCTION public.enforce_budgets(p_tenant_id uuid, p_budgets jsonb) IS 'What follows from evaluated budgets whatever is queued: recoveries, hard stops, one event per breach. Answers how many runs were stopped.';
+
+CREATE FUNCTION public.enqueue_workflow_run(p_tenant_id uuid, p_workflow_type text, p_input jsonb DEFAULT '{}'::jsonb, p_priority integer DEFAULT 0, p_initiator text DEFAULT NULL::text, p_task_id text DEFAULT NULL::text, p_agent text DEFAULT NULL::text, p_not_before timestamp with time zone DEFAULT NULL::timestamp with time zone, p_request_key text DEFAULT NULL::text) RETURNS jsonb
+    LANGUAGE plpgsql
+    SET search_path TO ''
+    AS $$
+declare
+  v_run public.workflow_runs;
+begin
+  if coalesce(btrim(p_workflow_type), '') = '' or length(p_workflow_type) > 200 then
+    return jsonb_build_object('applied', false, 'code', 'bad_type');
+  end if;
+  insert into public.workflow_runs as run (tenant_id, workflow_type, input_payload, priority, initiator, task_id, pinned_agent_id, next_attempt_at, request_key)
+  values (p_tenant_id, btrim(p_workflow_type), coalesce(p_input, '{}'), coalesce(p_priority, 0), p_initiator, p_task_id, nullif(p_agent, ''), p_not_before,
+          nullif(p_request_key, ''))
+  on conflict (tenant_id, request_key) where request_key is not null do nothing
+  returning * into v_run;
+  if v_run.id is not null then
+    return public.workflow_answer('ok', v_run)
+      || jsonb_build_object('routed', v_run.pinned_agent_id is not null or exists (select from public.workflow_agent_routing as route
+           where route.tenant_id = p_tenant_id and route.workflow_type = v_run.workflow_type and route.max_concurrent > 0));
+  end if;
+  select * into v_run from public.workflow_runs where tenant_id = p_tenant_id and request_key = p_request_key;
+  return public.workflow_answer('already', v_run);
+end
+$$;
+
+COMMENT ON FUNCTION public.enqueue_workflow_run(p_tenant_id uuid, p_workflow_type text, p_input jsonb, p_priority integer, p_initiator text, p_task_id text, p_agent text, p_not_before timestamp with time zone, p_request_key text) IS 'Puts a run into the queue. p_agent pins it to an agent, p_not_before keeps it back, p_request_key makes a repeat answer the same run (already).';
 
 CREATE FUNCTION public.escalate_inbox_item(p_item_id uuid, p_lease_token uuid, p_reason text) RETURNS jsonb
     LANGUAGE plpgsql
@@ -562,6 +1231,46 @@ end
 $$;
 
 COMMENT ON FUNCTION public.escalate_inbox_item(p_item_id uuid, p_lease_token uuid, p_reason text) IS 'Hands a leased item to a human, in one transaction: its task becomes blocked, a notification is written, the item is closed as escalated. Answers like close_inbox_item; a repeat with the same token changes nothing.';
+
+CREATE FUNCTION public.evaluate_budgets(p_tenant_id uuid, p_estimates jsonb, p_now timestamp with time zone DEFAULT now()) RETURNS jsonb
+    LANGUAGE plpgsql STABLE
+    SET search_path TO ''
+    AS $$
+declare
+  v_budget record;
+  v_period record;
+  v_key text;
+  v_spends jsonb := '{}';
+  v_evaluated jsonb := '[]';
+  v_error text;
+begin
+  for v_budget in select * from public.budgets where tenant_id = p_tenant_id and active order by scope, scope_id, period, id loop
+    v_error := null;
+    v_key := null;
+    select null::text as period_key, null::timestamptz as starts_at, null::timestamptz as ends_at into v_period;
+    begin
+      select * into v_period from public.workflow_period(v_budget.period, v_budget.timezone, p_now);
+      v_key := concat_ws('|', v_budget.scope, v_budget.scope_id, v_period.starts_at);
+      if not v_spends ? v_key then
+        v_spends := v_spends || jsonb_build_object(v_key, public.workflow_spend(p_tenant_id, v_budget.scope, v_budget.scope_id, v_period.starts_at, p_estimates));
+      end if;
+    exception when query_canceled or lock_not_available or deadlock_detected or serialization_failure then
+      raise;
+    when others then
+      v_error := format('%s (%s)', sqlerrm, sqlstate);
+    end;
+    v_evaluated := v_evaluated || (jsonb_build_object(
+      'id', v_budget.id, 'name', v_budget.name, 'scope', v_budget.scope, 'scope_id', v_budget.scope_id, 'period', v_budget.period,
+      'period_key', v_period.period_key, 'starts_at', v_period.starts_at, 'ends_at', v_period.ends_at, 'cap_usd', v_budget.cap_usd, 'cap_tokens', v_budget.cap_tokens,
+      'action', v_budget.action_on_exceed, 'fail_closed', v_budget.fail_closed, 'error', v_error,
+      'settled_usd', 0, 'settled_tokens', 0, 'reserved_usd', 0, 'reserved_tokens', 0)
+      || case when v_error is null then v_spends -> v_key else '{}'::jsonb end);
+  end loop;
+  return v_evaluated;
+end
+$$;
+
+COMMENT ON FUNCTION public.evaluate_budgets(p_tenant_id uuid, p_estimates jsonb, p_now timestamp with time zone) IS 'Every active budget with its period and spend; one aggregate per scope and period, however many runs wait. A budget that cannot be evaluated carries its error.';
 
 CREATE FUNCTION public.expire_inbox_items(p_tenant_id uuid, p_gateway text, p_item_ids uuid[], p_reason text) RETURNS jsonb
     LANGUAGE plpgsql
@@ -622,6 +1331,13 @@ CREATE FUNCTION public.fail_inbox_item(p_item_id uuid, p_reason text DEFAULT NUL
 
 COMMENT ON FUNCTION public.fail_inbox_item(p_item_id uuid, p_reason text) IS 'Fails an item; dead_letter once its attempts are spent. The reason goes to context.last_failure_reason.';
 
+CREATE FUNCTION public.fail_workflow_run(p_tenant_id uuid, p_run_id uuid, p_session text, p_error text, p_usage jsonb DEFAULT NULL::jsonb, p_claim_token uuid DEFAULT NULL::uuid) RETURNS jsonb
+    LANGUAGE sql
+    SET search_path TO ''
+    AS $$ select public.finish_workflow_run(p_tenant_id, p_run_id, p_session, p_claim_token, 'failed', null, p_error, p_usage) $$;
+
+COMMENT ON FUNCTION public.fail_workflow_run(p_tenant_id uuid, p_run_id uuid, p_session text, p_error text, p_usage jsonb, p_claim_token uuid) IS 'The session that holds the run gave it up, with the reason. A repeat is already.';
+
 CREATE FUNCTION public.fill_waitlist(p_instance public.dispatcher_instances) RETURNS jsonb
     LANGUAGE plpgsql
     SET search_path TO ''
@@ -638,6 +1354,7 @@ begin
      cross join lateral (select due.created_at from public.agent_inbox_due as due where due.agent_id = agent.id order by due.created_at limit 1) as oldest
      where agent.gateway_id = p_instance.gateway_id and agent.tenant_id = p_instance.tenant_id
        and not exists (select from public.agent_wake_state as state where state.agent_id = agent.id and state.waitlisted_at is not null)
+       and not exists (select from public.agent_wakes as wake where wake.agent_id = agent.id and wake.state in ('starting', 'running'))
      order by oldest.created_at
   loop
     begin
@@ -700,13 +1417,19 @@ CREATE TABLE public.agent_wakes (
     ended_at timestamp with time zone,
     exit_code integer,
     error text,
+    workflow_run_id uuid,
+    stop_cause text,
     CONSTRAINT agent_wakes_ended_has_time CHECK (((state = ANY (ARRAY['starting'::text, 'running'::text])) = (ended_at IS NULL))),
-    CONSTRAINT agent_wakes_path_check CHECK ((path = ANY (ARRAY['event'::text, 'sweep'::text, 'waitlist'::text, 'due'::text, 'command'::text]))),
+    CONSTRAINT agent_wakes_path_check CHECK ((path = ANY (ARRAY['event'::text, 'sweep'::text, 'waitlist'::text, 'due'::text, 'command'::text, 'workflow'::text]))),
     CONSTRAINT agent_wakes_running_has_pid CHECK (((state <> 'running'::text) OR ((pid IS NOT NULL) AND (started_at IS NOT NULL)))),
     CONSTRAINT agent_wakes_state_check CHECK ((state = ANY (ARRAY['starting'::text, 'running'::text, 'succeeded'::text, 'failed'::text, 'timed_out'::text, 'no_progress'::text, 'lost'::text, 'interrupted'::text, 'spawn_failed'::text])))
 );
 
 COMMENT ON TABLE public.agent_wakes IS 'One row per wake: one run of `openclaw agent` for one agent, from its claim to its end.';
+
+COMMENT ON COLUMN public.agent_wakes.workflow_run_id IS 'The orphaned run this wake was started for.';
+
+COMMENT ON COLUMN public.agent_wakes.stop_cause IS 'Set when the run its process works on was ended from outside: its instance stops the process.';
 
 CREATE FUNCTION public.find_sender_wake(p_agent_id uuid) RETURNS public.agent_wakes
     LANGUAGE sql STABLE
@@ -720,6 +1443,75 @@ CREATE FUNCTION public.find_sender_wake(p_agent_id uuid) RETURNS public.agent_wa
 $$;
 
 COMMENT ON FUNCTION public.find_sender_wake(p_agent_id uuid) IS 'The wake an agent acts in: its live one, else the latest if it ended within 60 s (a turn can outlive its process); null when it acts outside a wake.';
+
+CREATE FUNCTION public.finish_workflow_notifications(p_instance_id uuid, p_results jsonb) RETURNS jsonb
+    LANGUAGE plpgsql
+    SET search_path TO ''
+    SET lock_timeout TO '8s'
+    AS $$
+declare
+  v_result jsonb;
+  v_count integer := 0;
+begin
+  perform public.running_instance(p_instance_id);
+  for v_result in select value from jsonb_array_elements(p_results) loop
+    update public.workflow_notifications as note
+       set state = case when (v_result ->> 'sent')::boolean then 'sent' when note.tries >= 12 then 'failed' else 'pending' end,
+           sent_at = case when (v_result ->> 'sent')::boolean then now() end, claim_token = null, claimed_until = null,
+           last_error = left(v_result ->> 'error', 1000),
+           -- Spread, so that what failed together with a Gateway does not come back together.
+           next_try_at = now() + make_interval(secs => least(300, 5 * power(2, least(note.tries, 12) - 1)) * (0.75 + random() / 2))
+     where note.id = (v_result ->> 'id')::uuid and note.claim_token = (v_result ->> 'claim_token')::uuid and note.state = 'sending';
+    v_count := v_count + found::integer;
+  end loop;
+  return jsonb_build_object('finished', v_count);
+end
+$$;
+
+COMMENT ON FUNCTION public.finish_workflow_notifications(p_instance_id uuid, p_results jsonb) IS 'What became of claimed notifications: [{id, claim_token, sent, error}]. One that failed is due again after 5 s, doubled per try, at most 300 s; after 12 tries it is given up.';
+
+CREATE FUNCTION public.finish_workflow_run(p_tenant_id uuid, p_run_id uuid, p_session text, p_claim_token uuid, p_status text, p_output jsonb, p_error text, p_usage jsonb) RETURNS jsonb
+    LANGUAGE plpgsql
+    SET search_path TO ''
+    SET lock_timeout TO '8s'
+    AS $$
+declare
+  v_run public.workflow_runs := public.lock_workflow_run(p_tenant_id, p_run_id);
+  v_code constant text := public.workflow_claim_state(v_run, p_session, p_claim_token);
+begin
+  if v_code = 'finished' and v_run.status = p_status then
+    return public.workflow_answer('already', public.book_workflow_usage(v_run, p_usage));
+  end if;
+  if v_code <> 'ok' then
+    return public.refuse_workflow_caller(v_code, v_run, p_tenant_id, p_run_id, p_session, p_claim_token, p_usage);
+  end if;
+  perform public.note_workflow_actor(v_run.claimed_by, p_error);
+  if p_status = 'completed' then
+    v_run := public.start_workflow_run(v_run);
+  end if;
+  perform public.end_workflow_claim(v_run, p_status);
+  v_run := public.book_workflow_usage(v_run, p_usage);
+  perform public.note_wake_progress(v_run);
+  update public.workflow_runs
+     set status = p_status, finished_at = now(), output_summary = coalesce(p_output, output_summary), wake_id = null,
+         last_error = case p_status when 'failed' then coalesce(nullif(btrim(left(p_error, 4000)), ''), 'no reason given') else last_error end,
+         last_error_at = case p_status when 'failed' then now() else last_error_at end
+   where id = p_run_id returning * into v_run;
+  return public.workflow_answer('ok', v_run);
+end
+$$;
+
+COMMENT ON FUNCTION public.finish_workflow_run(p_tenant_id uuid, p_run_id uuid, p_session text, p_claim_token uuid, p_status text, p_output jsonb, p_error text, p_usage jsonb) IS 'Ends a run as completed or failed on behalf of the session that holds it. already for a repeat.';
+
+CREATE FUNCTION public.gateway_of_workflow_agent(p_tenant_id uuid, p_agent_id text) RETURNS uuid
+    LANGUAGE sql STABLE
+    SET search_path TO ''
+    AS $$
+  select coalesce((select agent.gateway_id from public.agents as agent where agent.tenant_id = p_tenant_id and agent.slug = p_agent_id),
+                  (select (array_agg(gateway.id))[1] from public.gateways as gateway where gateway.tenant_id = p_tenant_id having count(*) = 1))
+$$;
+
+COMMENT ON FUNCTION public.gateway_of_workflow_agent(p_tenant_id uuid, p_agent_id text) IS 'The gateway of an agent by slug; the tenant''s only gateway for an agent without a row; else NULL.';
 
 CREATE FUNCTION public.gateway_settings(p_gateway_id uuid) RETURNS jsonb
     LANGUAGE sql STABLE
@@ -743,15 +1535,44 @@ $$;
 
 COMMENT ON FUNCTION public.give_up_item(p_item_id uuid, p_reason text) IS 'dead_letter with its reason.';
 
+CREATE FUNCTION public.guard_workflow_transition() RETURNS trigger
+    LANGUAGE plpgsql
+    SET search_path TO ''
+    AS $$
+declare
+  v_side constant text[] := array['waiting_for_approval', 'blocked'];
+  v_transition record;
+begin
+  if new.status = old.status and new.dispatch_attempts = old.dispatch_attempts then
+    new.updated_at := now();
+    return new;
+  end if;
+  select needs_override into v_transition from public.workflow_run_transitions
+   where from_status = old.status and to_status = new.status;
+  if not found
+     or (v_transition.needs_override and coalesce(current_setting('dispatcher.override_run', true), '') <> old.id::text)
+     or (old.status = any (v_side) and new.status <> all (v_side || array['cancelled']) and new.status is distinct from old.paused_from) then
+    raise exception 'a run may not go from % to %', old.status, new.status using errcode = 'OD010',
+      detail = format('run %s%s', old.id, case when old.paused_from is not null then ', held since it was ' || old.paused_from else '' end),
+      hint = 'The state table is workflow_run_transitions.';
+  end if;
+  new.paused_from := case when new.status = any (v_side) then coalesce(old.paused_from, old.status) end;
+  new.updated_at := now();
+  return public.complete_workflow_row(new);
+end
+$$;
+
+COMMENT ON FUNCTION public.guard_workflow_transition() IS 'Before an update of a run: refuses (OD010) what workflow_run_transitions does not list, and a return from a side state to anywhere but where it came from.';
+
 CREATE FUNCTION public.heartbeat_dispatcher_instance(p_instance_id uuid, p_live_wake_ids uuid[], p_nonce uuid, p_facts jsonb) RETURNS jsonb
     LANGUAGE plpgsql
     SET search_path TO ''
     AS $$
 declare
   v_instance public.dispatcher_instances;
-  v_wake public.agent_wakes;
   v_renewed integer;
   v_fenced jsonb;
+  v_unattended jsonb;
 begin
   v_instance := public.running_instance(p_instance_id);
   update public.dispatcher_instances
@@ -760,21 +1581,38 @@ begin
    where id = p_instance_id;
   perform public.send_gateway_hint(v_instance.gateway_id, 'canary', jsonb_build_object('instance_id', p_instance_id, 'nonce', p_nonce));
   v_renewed := public.renew_wake_leases(p_instance_id, p_live_wake_ids, (v_instance.settings ->> 'lease_seconds')::integer);
-  -- A claim whose answer never arrived has no process: it is closed, so that its agent is not in flight for ever.
-  for v_wake in
-    select * from public.agent_wakes where instance_id = p_instance_id and state in ('starting', 'running')
-       and claimed_at < now() - interval '20 seconds' and id <> all (p_live_wake_ids)
-  loop
-    perform public.end_wake(v_wake.id, v_wake.claim_token, 'interrupted', null, 'claimed, but its instance runs no process for it');
-  end loop;
   select jsonb_agg(live.id) into v_fenced from unnest(p_live_wake_ids) as live (id)
    where not exists (select from public.agent_wakes as wake where wake.id = live.id and wake.instance_id = p_instance_id and wake.ended_at is null);
+  -- Named, not closed: this call may be an old one that arrives late, and the instance alone knows whether a process runs.
+  select jsonb_agg(public.open_wake_facts(wake) order by wake.claimed_at) into v_unattended from public.agent_wakes as wake
+   where wake.instance_id = p_instance_id and wake.state in ('starting', 'running') and wake.id <> all (p_live_wake_ids);
   return jsonb_build_object('renewed', v_renewed, 'broadcast_available', public.broadcast_hints_available(),
-                            'fenced', coalesce(v_fenced, '[]'), 'now', now());
+                            'fenced', coalesce(v_fenced, '[]'), 'unattended', coalesce(v_unattended, '[]'), 'now', now());
 end
 $$;
 
-COMMENT ON FUNCTION public.heartbeat_dispatcher_instance(p_instance_id uuid, p_live_wake_ids uuid[], p_nonce uuid, p_facts jsonb) IS 'One heartbeat: the instance lives, its leases are renewed, its canary (p_nonce) is sent, claims it never heard of are closed, and wakes it no longer owns are named (fenced).';
+COMMENT ON FUNCTION public.heartbeat_dispatcher_instance(p_instance_id uuid, p_live_wake_ids uuid[], p_nonce uuid, p_facts jsonb) IS 'One heartbeat: the instance lives, its leases are renewed, its canary (p_nonce) is sent; named are wakes it no longer owns (fenced) and wakes it owns without knowing of them (unattended: the answer to a claim or an adoption was lost).';
+
+CREATE FUNCTION public.heartbeat_workflow_run(p_tenant_id uuid, p_run_id uuid, p_session text, p_claim_token uuid DEFAULT NULL::uuid, p_usage jsonb DEFAULT NULL::jsonb) RETURNS jsonb
+    LANGUAGE plpgsql
+    SET search_path TO ''
+    SET lock_timeout TO '8s'
+    AS $$
+declare
+  v_run public.workflow_runs := public.lock_workflow_run(p_tenant_id, p_run_id);
+  v_code constant text := public.workflow_claim_state(v_run, p_session, p_claim_token);
+begin
+  if v_code not in ('ok', 'held') then
+    return public.refuse_workflow_caller(v_code, v_run, p_tenant_id, p_run_id, p_session, p_claim_token, p_usage);
+  end if;
+  perform public.note_workflow_actor(v_run.claimed_by, null);
+  v_run := public.start_workflow_run(v_run);
+  v_run := public.book_workflow_usage(v_run, p_usage);
+  return public.workflow_answer('ok', v_run) || jsonb_build_object('deadline_in', extract(epoch from v_run.deadline_at - now()));
+end
+$$;
+
+COMMENT ON FUNCTION public.heartbeat_workflow_run(p_tenant_id uuid, p_run_id uuid, p_session text, p_claim_token uuid, p_usage jsonb) IS 'A sign of life from the session that holds the run: the first one makes it running. May carry usage so far. not_yours, finished, not_found: stop working on it.';
 
 CREATE FUNCTION public.hint_agent_change() RETURNS trigger
     LANGUAGE plpgsql SECURITY DEFINER
@@ -837,6 +1675,78 @@ end
 $$;
 
 COMMENT ON FUNCTION public.hint_inbox_insert() IS 'After an insert of items: one hint per agent to its gateway ({agent_id, item_id, item_ids}), and new context resets the agent''s failures. Never fails the insert.';
+
+CREATE FUNCTION public.hint_workflow_daemons(p_tenant_id uuid, p_run_id uuid) RETURNS void
+    LANGUAGE plpgsql SECURITY DEFINER
+    SET search_path TO ''
+    AS $$
+begin
+  perform public.send_gateway_hint(live.gateway_id, 'run', jsonb_build_object('run_id', p_run_id))
+     from (select distinct instance.gateway_id from public.dispatcher_instances as instance
+            where instance.tenant_id = p_tenant_id and instance.state = 'running' and instance.last_heartbeat_at > now() - interval '45 seconds'
+            limit 20) as live;
+exception when others then
+  -- A hint is worth less than the row it speaks of; the next tick finds the row.
+  null;
+end
+$$;
+
+COMMENT ON FUNCTION public.hint_workflow_daemons(p_tenant_id uuid, p_run_id uuid) IS 'Hints the tenant''s living daemons that runs are to be looked at. Never fails.';
+
+CREATE FUNCTION public.hint_workflow_insert() RETURNS trigger
+    LANGUAGE plpgsql SECURITY DEFINER
+    SET search_path TO ''
+    AS $$
+declare
+  v_tenant record;
+begin
+  for v_tenant in select tenant_id, (array_agg(id))[1] as run_id from new_runs where status = 'queued' group by tenant_id loop
+    perform public.hint_workflow_daemons(v_tenant.tenant_id, v_tenant.run_id);
+  end loop;
+  return null;
+exception when others then
+  return null;
+end
+$$;
+
+COMMENT ON FUNCTION public.hint_workflow_insert() IS 'After an insert of queued runs: one hint to each living daemon of the tenant. Never fails the insert.';
+
+CREATE FUNCTION public.hint_workflow_rules() RETURNS trigger
+    LANGUAGE plpgsql SECURITY DEFINER
+    SET search_path TO ''
+    AS $$
+begin
+  perform public.hint_workflow_daemons(new.tenant_id, null);
+  return null;
+exception when others then
+  return null;
+end
+$$;
+
+COMMENT ON FUNCTION public.hint_workflow_rules() IS 'After a route or a budget changed: waiting runs may go out now. Never fails the change.';
+
+CREATE FUNCTION public.hint_workflow_update() RETURNS trigger
+    LANGUAGE plpgsql SECURITY DEFINER
+    SET search_path TO ''
+    AS $$
+begin
+  -- The daemon's own tick looks again by itself.
+  if coalesce(current_setting('dispatcher.quiet', true), '') = 'on' then
+    return null;
+  end if;
+  if new.status = 'queued'
+     or (old.status in ('dispatched', 'claimed', 'running')
+         and exists (select from public.workflow_runs where tenant_id = new.tenant_id and workflow_type = new.workflow_type and status = 'queued'))
+     or old.wake_id is not null then
+    perform public.hint_workflow_daemons(new.tenant_id, new.id);
+  end if;
+  return null;
+exception when others then
+  return null;
+end
+$$;
+
+COMMENT ON FUNCTION public.hint_workflow_update() IS 'After a run came back to the queue, or gave up its slot while others of its type wait: a hint to the tenant''s living daemons. Never fails the update.';
 
 CREATE FUNCTION public.inbox_close_verdict(p_item_id uuid, p_code text) RETURNS jsonb
     LANGUAGE sql STABLE
@@ -937,6 +1847,16 @@ CREATE FUNCTION public.inbox_retry_delay(p_attempt integer) RETURNS interval
 $$;
 
 COMMENT ON FUNCTION public.inbox_retry_delay(p_attempt integer) IS 'How long a failed item rests after its n-th attempt: 30 s, doubled per attempt, at most 900 s.';
+
+CREATE FUNCTION public.is_in_budget_scope(p_scope text, p_scope_id text, p_agent_id text, p_department_id text, p_workflow_type text) RETURNS boolean
+    LANGUAGE sql IMMUTABLE
+    SET search_path TO ''
+    AS $$
+  select case p_scope when 'fleet' then true when 'agent' then p_scope_id = p_agent_id when 'department' then p_scope_id = p_department_id
+                      else p_scope_id = p_workflow_type end is true
+$$;
+
+COMMENT ON FUNCTION public.is_in_budget_scope(p_scope text, p_scope_id text, p_agent_id text, p_department_id text, p_workflow_type text) IS 'The scope chain of a run: its agent, that agent''s department, its type as project, the fleet.';
 
 CREATE TABLE public.agent_inbox_items (
     id uuid DEFAULT gen_random_uuid() NOT NULL,
@@ -1065,6 +1985,23 @@ $$;
 
 COMMENT ON FUNCTION public.lease_one_inbox_item(p_item_id uuid, p_lease_seconds integer, p_lease_token uuid, p_wake_id uuid) IS 'Leases one item if it is free and due; false when another session has it. The lease names the wake it is taken in, which keeps it alive.';
 
+CREATE FUNCTION public.list_budgets(p_tenant_id uuid, p_default_usd numeric DEFAULT NULL::numeric) RETURNS jsonb
+    LANGUAGE sql STABLE
+    SET search_path TO ''
+    AS $$
+  select jsonb_build_object('code', 'ok', 'budgets', coalesce(jsonb_agg(
+           (to_jsonb(budget) - 'tenant_id') || coalesce(evaluated.value - array['id', 'name', 'scope', 'scope_id', 'period', 'action', 'fail_closed', 'cap_usd', 'cap_tokens'], '{}')
+           || jsonb_build_object('events', (select coalesce(jsonb_agg(event.event_kind order by event.id), '[]') from public.budget_events as event
+                                             where event.budget_id = budget.id and event.period_key = evaluated.value ->> 'period_key'))
+           order by budget.active desc, budget.scope, budget.scope_id, budget.period, budget.created_at), '[]'))
+    from public.budgets as budget
+    left join jsonb_array_elements(public.evaluate_budgets(p_tenant_id, public.workflow_estimates(p_tenant_id, p_default_usd))) as evaluated
+      on (evaluated.value ->> 'id')::uuid = budget.id
+   where budget.tenant_id = p_tenant_id
+$$;
+
+COMMENT ON FUNCTION public.list_budgets(p_tenant_id uuid, p_default_usd numeric) IS 'All budgets; the active ones with period, settled and reserved spend, and this period''s events.';
+
 CREATE FUNCTION public.list_inbox_items(p_tenant_id uuid, p_gateway text, p_agent text, p_status text, p_limit integer) RETURNS jsonb
     LANGUAGE plpgsql STABLE
     SET search_path TO ''
@@ -1093,6 +2030,20 @@ end
 $$;
 
 COMMENT ON FUNCTION public.list_inbox_items(p_tenant_id uuid, p_gateway text, p_agent text, p_status text, p_limit integer) IS 'The newest items of a gateway''s agents, or of one of them, for an operator.';
+
+CREATE FUNCTION public.list_workflow_runs(p_tenant_id uuid, p_status text DEFAULT NULL::text, p_workflow_type text DEFAULT NULL::text, p_agent text DEFAULT NULL::text, p_limit integer DEFAULT 50) RETURNS jsonb
+    LANGUAGE sql STABLE
+    SET search_path TO ''
+    AS $$
+  select jsonb_build_object('count', count(*), 'runs', coalesce(jsonb_agg(public.workflow_run_json(listed) - 'input_payload' - 'output_summary'
+                              order by listed.created_at desc, listed.id), '[]'))
+    from (select * from public.workflow_runs
+           where tenant_id = p_tenant_id and (p_status is null or status = p_status) and (p_workflow_type is null or workflow_type = p_workflow_type)
+             and (p_agent is null or owner_agent_id = p_agent or pinned_agent_id = p_agent)
+           order by created_at desc, id limit least(greatest(p_limit, 1), 1000)) as listed
+$$;
+
+COMMENT ON FUNCTION public.list_workflow_runs(p_tenant_id uuid, p_status text, p_workflow_type text, p_agent text, p_limit integer) IS 'The newest runs, without their payloads: {count, runs}.';
 
 CREATE FUNCTION public.lock_inbox_lease(p_item_id uuid, p_lease_token uuid, p_outcomes text[]) RETURNS text
     LANGUAGE plpgsql
@@ -1128,6 +2079,13 @@ $$;
 
 COMMENT ON FUNCTION public.lock_inbox_lease(p_item_id uuid, p_lease_token uuid, p_outcomes text[]) IS 'Locks an item and its lease and says whether the token still owns it: ok, already (closed by this token with one of the outcomes), lease_lost, not_found.';
 
+CREATE FUNCTION public.lock_workflow_run(p_tenant_id uuid, p_run_id uuid) RETURNS public.workflow_runs
+    LANGUAGE sql
+    SET search_path TO ''
+    AS $$ select * from public.workflow_runs where id = p_run_id and tenant_id = p_tenant_id for update $$;
+
+COMMENT ON FUNCTION public.lock_workflow_run(p_tenant_id uuid, p_run_id uuid) IS 'The run, locked; all NULL when the tenant has none of that id.';
+
 CREATE FUNCTION public.mark_agent_stalled(p_agent_id uuid) RETURNS integer
     LANGUAGE plpgsql
     SET search_path TO ''
@@ -1160,19 +2118,27 @@ $$;
 
 COMMENT ON FUNCTION public.mark_agent_stalled(p_agent_id uuid) IS 'Sets an agent''s pending items aside (failed, reason agent_stalled, attempts untouched) and tells the operator once per stall.';
 
-CREATE FUNCTION public.mark_wake_items(p_item_ids uuid[], p_agent_id uuid, p_success boolean) RETURNS void
-    LANGUAGE sql
+CREATE FUNCTION public.mark_unrouted_runs(p_tenant_id uuid) RETURNS integer
+    LANGUAGE plpgsql
     SET search_path TO ''
     AS $$
-  update public.agent_inbox_items
-     set last_wake_attempt_at = case when p_success then last_wake_attempt_at else now() end,
-         last_wake_success_at = case when p_success then now() else last_wake_success_at end
-   where agent_id = p_agent_id
-     and (id = any (p_item_ids[1:100])
-          or id in (select due.id from public.agent_inbox_due as due where due.agent_id = p_agent_id order by due.created_at limit 3))
+declare
+  v_count integer;
+begin
+  update public.workflow_runs as run
+     set blocker_type = 'no_route', blocker_description = format('no route for workflow type %s', run.workflow_type)
+   where run.tenant_id = p_tenant_id and run.status = 'queued' and run.pinned_agent_id is null and run.blocker_type is distinct from 'no_route'
+     and not exists (select from public.workflow_agent_routing as route where route.tenant_id = p_tenant_id and route.workflow_type = run.workflow_type);
+  get diagnostics v_count = row_count;
+  update public.workflow_runs as run set blocker_type = null, blocker_description = null
+   where run.tenant_id = p_tenant_id and run.status = 'queued' and run.blocker_type = 'no_route'
+     and (run.pinned_agent_id is not null
+          or exists (select from public.workflow_agent_routing as route where route.tenant_id = p_tenant_id and route.workflow_type = run.workflow_type));
+  return v_count;
+end
 $$;
 
-COMMENT ON FUNCTION public.mark_wake_items(p_item_ids uuid[], p_agent_id uuid, p_success boolean) IS 'Stamps last_wake_attempt_at, or last_wake_success_at, on the items of a wake: those that caused it (at most 100) and the three the agent will lease first.';
+COMMENT ON FUNCTION public.mark_unrouted_runs(p_tenant_id uuid) IS 'Queued runs whose type has no route carry blocker no_route until it has one.';
 
 CREATE FUNCTION public.merge_inbox_context(p_context jsonb, p_changes jsonb) RETURNS jsonb
     LANGUAGE sql IMMUTABLE PARALLEL SAFE
@@ -1186,6 +2152,67 @@ CREATE FUNCTION public.merge_inbox_context(p_context jsonb, p_changes jsonb) RET
 $$;
 
 COMMENT ON FUNCTION public.merge_inbox_context(p_context jsonb, p_changes jsonb) IS 'An item''s context with changes laid over it. A context that is no object is kept under original_context.';
+
+CREATE FUNCTION public.monitor_workflows(p_instance_id uuid, p_settings jsonb DEFAULT '{}'::jsonb) RETURNS jsonb
+    LANGUAGE plpgsql STABLE
+    SET search_path TO ''
+    AS $$
+declare
+  v_instance constant public.dispatcher_instances := public.running_instance(p_instance_id);
+begin
+  return jsonb_build_object(
+    'stop_wakes', public.wakes_to_stop(p_instance_id),
+    'suspects', (
+      select coalesce(jsonb_agg(jsonb_build_object('run_id', run.id, 'attempt', run.dispatch_attempts, 'workflow_type', run.workflow_type, 'agent_id', run.owner_agent_id,
+               'session_id', run.session_id, 'claim_token', run.claim_token, 'silent_for', extract(epoch from now() - run.last_heartbeat_at),
+               'workspace_slug', (select slug from public.workspace where tenant_id = run.tenant_id limit 1)) order by run.last_heartbeat_at), '[]')
+        from public.workflow_runs as run
+        join public.agents as agent on agent.tenant_id = run.tenant_id and agent.slug = run.owner_agent_id and agent.gateway_id = v_instance.gateway_id
+       where run.tenant_id = v_instance.tenant_id and run.status = 'running' and run.deadline_at > now()
+         and run.last_heartbeat_at < now() - make_interval(secs => public.orphan_after_seconds(p_settings))
+         and not exists (select from public.workflow_respawns as respawn where respawn.run_id = run.id and respawn.attempt = run.dispatch_attempts)
+         and not exists (select from public.agent_wakes as wake where wake.id = run.wake_id and wake.ended_at is null)));
+end
+$$;
+
+COMMENT ON FUNCTION public.monitor_workflows(p_instance_id uuid, p_settings jsonb) IS 'What the monitor of a gateway looks at: silent running runs of its agents that were not spawned again in this attempt (suspects), and wakes whose run was ended (stop_wakes).';
+
+CREATE FUNCTION public.next_workflow_moment(p_tenant_id uuid, p_settings jsonb) RETURNS double precision
+    LANGUAGE sql STABLE
+    SET search_path TO ''
+    AS $$
+  select extract(epoch from min(due.at) - now())::double precision from (
+    select min(next_attempt_at) as at from public.workflow_runs where tenant_id = p_tenant_id and status = 'queued' and next_attempt_at > now()
+    union all
+    select min(dispatched_at) + make_interval(secs => (p_settings ->> 'stale_dispatch_seconds')::double precision)
+      from public.workflow_runs where tenant_id = p_tenant_id and status = 'dispatched'
+    union all
+    select least(min(deadline_at), min(greatest(last_heartbeat_at, claimed_at)) + make_interval(secs => (p_settings ->> 'stale_claim_seconds')::double precision))
+      from public.workflow_runs where tenant_id = p_tenant_id and status in ('claimed', 'running')) as due
+$$;
+
+COMMENT ON FUNCTION public.next_workflow_moment(p_tenant_id uuid, p_settings jsonb) IS 'In how many seconds something becomes due by itself; NULL when nothing does.';
+
+CREATE FUNCTION public.note_held_runs(p_tenant_id uuid, p_budgets jsonb, p_budget_id uuid) RETURNS void
+    LANGUAGE plpgsql
+    SET search_path TO ''
+    AS $$
+declare
+  v_budget jsonb;
+begin
+  select b.value into v_budget from jsonb_array_elements(p_budgets) as b where b.value ->> 'id' = p_budget_id::text;
+  if v_budget ->> 'period_key' is not null and v_budget ->> 'action' = 'pause_new_runs' then
+    perform public.record_budget_event(p_tenant_id, v_budget, 'paused', '{}');
+  end if;
+exception when query_canceled or lock_not_available or deadlock_detected or serialization_failure then
+  raise;
+when others then
+  -- Telling must not stop dispatch; the enforcement phase reports what is wrong.
+  raise warning 'budget event not written: %', sqlerrm;
+end
+$$;
+
+COMMENT ON FUNCTION public.note_held_runs(p_tenant_id uuid, p_budgets jsonb, p_budget_id uuid) IS 'A budget whose rest is too small for the next run is paused as well: its event, once per period.';
 
 CREATE FUNCTION public.note_inbox_update() RETURNS trigger
     LANGUAGE plpgsql SECURITY DEFINER
@@ -1208,24 +2235,73 @@ $$;
 
 COMMENT ON FUNCTION public.note_inbox_update() IS 'After an item changed its status: progress of the agent''s live wake, and a hint when it is back to pending or failed. Never fails the update.';
 
+CREATE FUNCTION public.note_wake_progress(p_run public.workflow_runs) RETURNS void
+    LANGUAGE sql
+    SET search_path TO ''
+    AS $$
+  update public.agent_wakes set progressed_at = now() where id = p_run.wake_id and state in ('starting', 'running') and progressed_at is null
+$$;
+
+COMMENT ON FUNCTION public.note_wake_progress(p_run public.workflow_runs) IS 'Work on a run is progress of the wake it is done in.';
+
+CREATE FUNCTION public.note_workflow_actor(p_actor text, p_reason text) RETURNS void
+    LANGUAGE sql
+    SET search_path TO ''
+    AS $$
+  select set_config('dispatcher.actor', coalesce(p_actor, ''), true), set_config('dispatcher.reason', coalesce(left(p_reason, 1000), ''), true)
+$$;
+
+COMMENT ON FUNCTION public.note_workflow_actor(p_actor text, p_reason text) IS 'Who acts, and why: what the next transitions of this transaction record.';
+
+CREATE FUNCTION public.open_wake_facts(p_wake public.agent_wakes) RETURNS jsonb
+    LANGUAGE sql STABLE
+    SET search_path TO ''
+    AS $$
+  select jsonb_build_object(
+           'wake_id', p_wake.id, 'claim_token', p_wake.claim_token, 'claim_request', p_wake.claim_request, 'agent_id', p_wake.agent_id,
+           'agent_slug', agent.slug, 'state', p_wake.state, 'host_id', coalesce(p_wake.host_id, owner.host_id), 'hostname', owner.hostname,
+           'pid', p_wake.pid, 'pid_started_at', p_wake.pid_started_at,
+           'age', extract(epoch from now() - p_wake.claimed_at), 'deadline_in', extract(epoch from p_wake.deadline_at - now()),
+           'owner_state', coalesce(owner.state, 'lost'), 'owner_pid', owner.pid, 'owner_pid_started_at', owner.pid_started_at,
+           'owner_host_id', owner.host_id, 'owner_silent_for', extract(epoch from now() - owner.last_heartbeat_at))
+    from public.agents as agent
+    left join public.dispatcher_instances as owner on owner.id = p_wake.instance_id
+   where agent.id = p_wake.agent_id
+$$;
+
+COMMENT ON FUNCTION public.open_wake_facts(p_wake public.agent_wakes) IS 'What is needed to tell whether the process of a live wake and its owner live.';
+
 CREATE FUNCTION public.open_wakes_of_others(p_instance_id uuid) RETURNS jsonb
     LANGUAGE sql STABLE
     SET search_path TO ''
     AS $$
-  select coalesce(jsonb_agg(jsonb_build_object(
-           'wake_id', wake.id, 'claim_token', wake.claim_token, 'agent_id', wake.agent_id, 'agent_slug', agent.slug, 'state', wake.state,
-           'host_id', coalesce(wake.host_id, owner.host_id), 'hostname', owner.hostname, 'pid', wake.pid, 'pid_started_at', wake.pid_started_at,
-           'age', extract(epoch from now() - wake.claimed_at), 'deadline_in', extract(epoch from wake.deadline_at - now()),
-           'owner_state', coalesce(owner.state, 'lost'), 'owner_pid', owner.pid, 'owner_pid_started_at', owner.pid_started_at,
-           'owner_host_id', owner.host_id, 'owner_silent_for', extract(epoch from now() - owner.last_heartbeat_at)) order by wake.claimed_at), '[]')
+  select coalesce(jsonb_agg(public.open_wake_facts(wake) order by wake.claimed_at), '[]')
     from public.agent_wakes as wake
     join public.dispatcher_instances as me on me.id = p_instance_id and me.gateway_id = wake.gateway_id
-    join public.agents as agent on agent.id = wake.agent_id
-    left join public.dispatcher_instances as owner on owner.id = wake.instance_id
    where wake.state in ('starting', 'running') and wake.instance_id is distinct from p_instance_id
 $$;
 
 COMMENT ON FUNCTION public.open_wakes_of_others(p_instance_id uuid) IS 'Live wakes of the instance''s gateway that another instance owns, with what is needed to tell whether their process and owner live.';
+
+CREATE FUNCTION public.orphan_after_seconds(p_settings jsonb) RETURNS double precision
+    LANGUAGE sql IMMUTABLE
+    SET search_path TO ''
+    AS $$ select least(360, 0.6 * (public.workflow_settings(p_settings) ->> 'stale_claim_seconds')::double precision) $$;
+
+COMMENT ON FUNCTION public.orphan_after_seconds(p_settings jsonb) IS 'After what silence a running run is suspected to be an orphan: a heartbeat of five minutes and one minute, and well before its claim is released.';
+
+CREATE FUNCTION public.poll_workflow_runs(p_tenant_id uuid, p_agent text, p_limit integer) RETURNS jsonb
+    LANGUAGE sql STABLE
+    SET search_path TO ''
+    AS $$
+  select jsonb_build_object('agent', p_agent, 'count', count(*), 'runs', coalesce(jsonb_agg(public.workflow_run_json(pending)
+                              order by pending.priority desc, pending.dispatched_at, pending.id), '[]'))
+    from (select * from public.workflow_runs
+           where tenant_id = p_tenant_id and status = 'dispatched' and (p_agent is null or owner_agent_id = p_agent)
+           order by priority desc, dispatched_at, id limit least(greatest(p_limit, 1), 100)) as pending
+$$;
+
+COMMENT ON FUNCTION public.poll_workflow_runs(p_tenant_id uuid, p_agent text, p_limit integer) IS 'The runs that wait to be claimed by an agent (or by any): {agent, count, runs}.';
 
 CREATE FUNCTION public.post_inbox_item(p_tenant_id uuid, p_from_agent_slug text, p_to_agent_slug text, p_event_type text, p_summary text, p_context jsonb DEFAULT '{}'::jsonb, p_request_key text DEFAULT NULL::text) RETURNS jsonb
     LANGUAGE plpgsql
@@ -1294,6 +2370,146 @@ $_$;
 
 COMMENT ON FUNCTION public.post_inbox_item(p_tenant_id uuid, p_from_agent_slug text, p_to_agent_slug text, p_event_type text, p_summary text, p_context jsonb, p_request_key text) IS 'An agent hands work to an agent: {applied, code: ok|already|unknown_agent|unknown_recipient|self_handoff_unmarked|invalid, inbox_item_id, chain_depth}. Records the sender and its wake. A repeat with the same p_request_key, or the same content within one wake, is the same item. To itself only with context.self_handoff = true.';
 
+CREATE FUNCTION public.prepare_workflow_run() RETURNS trigger
+    LANGUAGE plpgsql
+    SET search_path TO ''
+    AS $$
+begin
+  -- A row that arrives finished was worked on, unless it says otherwise: what it cost counts.
+  if new.status in ('completed', 'failed', 'timed_out') then
+    new.claimed_at := coalesce(new.claimed_at, new.started_at, new.finished_at, now());
+  end if;
+  if new.cost_estimate >= 0 and new.cost_estimate <> 'NaN' then
+    new.reported_at := coalesce(new.reported_at, new.finished_at, now());
+    new.accounted_at := coalesce(new.accounted_at, new.reported_at);
+  end if;
+  return public.complete_workflow_row(new);
+end
+$$;
+
+COMMENT ON FUNCTION public.prepare_workflow_run() IS 'Before an insert of a run: the times and keys its state implies.';
+
+CREATE FUNCTION public.prune_workflow_rows(p_tenant_id uuid) RETURNS integer
+    LANGUAGE plpgsql
+    SET search_path TO ''
+    AS $$
+declare
+  v_count integer;
+begin
+  delete from public.workflow_notifications where id in (
+    select id from public.workflow_notifications where tenant_id = p_tenant_id and state in ('sent', 'failed', 'obsolete') and created_at < now() - interval '7 days'
+     limit 500);
+  get diagnostics v_count = row_count;
+  return v_count;
+end
+$$;
+
+COMMENT ON FUNCTION public.prune_workflow_rows(p_tenant_id uuid) IS 'Notifications that were dealt with a week ago go, at most 500 a call.';
+
+CREATE FUNCTION public.record_budget_event(p_tenant_id uuid, p_budget jsonb, p_kind text, p_detail jsonb) RETURNS boolean
+    LANGUAGE plpgsql
+    SET search_path TO ''
+    AS $$
+declare
+  v_frame constant jsonb := public.budget_frame(p_budget, p_kind);
+  v_is_new boolean;
+begin
+  insert into public.budget_events (tenant_id, budget_id, period_key, event_kind, detail)
+  values (p_tenant_id, (p_budget ->> 'id')::uuid, p_budget ->> 'period_key', p_kind,
+          jsonb_build_object('spend_usd', v_frame -> 'spend_usd', 'spend_tokens', v_frame -> 'spend_tokens', 'cap_usd', v_frame -> 'cap_usd',
+                             'cap_tokens', v_frame -> 'cap_tokens', 'action', v_frame -> 'action') || p_detail)
+  on conflict on constraint budget_events_once do nothing;
+  v_is_new := found;
+  if v_is_new and p_kind <> 'warned' then
+    perform public.broadcast_budget_event(p_tenant_id, v_frame);
+  elsif not v_is_new and p_kind = 'hard_stopped' and jsonb_array_length(p_detail -> 'cancelled_run_ids') > 0 then
+    update public.budget_events as event
+       set detail = jsonb_set(event.detail, '{cancelled_run_ids}', coalesce(event.detail -> 'cancelled_run_ids', '[]') || (p_detail -> 'cancelled_run_ids'))
+     where event.budget_id = (p_budget ->> 'id')::uuid and event.period_key = p_budget ->> 'period_key' and event.event_kind = p_kind;
+  end if;
+  return v_is_new;
+end
+$$;
+
+COMMENT ON FUNCTION public.record_budget_event(p_tenant_id uuid, p_budget jsonb, p_kind text, p_detail jsonb) IS 'Writes a budget event once per budget, period and kind, and broadcasts it once unless it is a warning. Runs a hard stop cancels later join the ids of its one event. True when it is new.';
+
+CREATE FUNCTION public.record_budget_recoveries(p_tenant_id uuid, p_budgets jsonb) RETURNS integer
+    LANGUAGE plpgsql
+    SET search_path TO ''
+    AS $$
+declare
+  v_budget jsonb;
+  v_count integer := 0;
+begin
+  for v_budget in
+    select b.value from jsonb_array_elements(p_budgets) as b
+      cross join lateral (
+        select max(event.id) filter (where event.event_kind <> 'recovered' and event.period_key <> b.value ->> 'period_key') as breach,
+               max(event.id) filter (where event.event_kind = 'recovered') as recovery
+          from public.budget_events as event where event.budget_id = (b.value ->> 'id')::uuid) as history
+     where b.value ->> 'period_key' is not null and history.breach > coalesce(history.recovery, 0)
+  loop
+    v_count := v_count + public.record_budget_event(p_tenant_id, v_budget, 'recovered', '{}')::integer;
+  end loop;
+  return v_count;
+end
+$$;
+
+COMMENT ON FUNCTION public.record_budget_recoveries(p_tenant_id uuid, p_budgets jsonb) IS 'The first evaluation in a new period writes recovered for every budget that had a breach in an earlier one since its last recovery.';
+
+CREATE FUNCTION public.record_workflow_transition() RETURNS trigger
+    LANGUAGE plpgsql
+    SET search_path TO ''
+    AS $$
+declare
+  v_actor constant text := coalesce(nullif(current_setting('dispatcher.actor', true), ''),
+                                    nullif(current_setting('request.jwt.claims', true), '')::jsonb ->> 'sub', current_user);
+begin
+  insert into public.workflow_run_events (tenant_id, run_id, from_status, to_status, attempt, actor, reason)
+  values (new.tenant_id, new.id, old.status, new.status, new.dispatch_attempts, v_actor, nullif(current_setting('dispatcher.reason', true), ''));
+  -- Taken away from whoever works on it: the process it has at one of our daemons must end.
+  if old.wake_id is not null and old.status <> new.status
+     and (new.status in ('cancelled', 'timed_out') or (new.status in ('queued', 'failed') and v_actor = 'dispatcher')) then
+    update public.agent_wakes set stop_cause = format('run %s is %s', new.id, new.status)
+     where id = old.wake_id and state in ('starting', 'running') and stop_cause is null;
+  end if;
+  return null;
+end
+$$;
+
+COMMENT ON FUNCTION public.record_workflow_transition() IS 'After a transition: its event, and where the run was taken away from outside, the request to stop the process that works on it.';
+
+CREATE FUNCTION public.refuse_workflow_caller(p_code text, p_run public.workflow_runs, p_tenant_id uuid, p_run_id uuid, p_session text, p_claim_token uuid, p_usage jsonb) RETURNS jsonb
+    LANGUAGE plpgsql
+    SET search_path TO ''
+    AS $$
+declare
+  v_booked boolean := false;
+begin
+  if p_code = 'finished' then
+    p_run := public.book_workflow_usage(p_run, p_usage);
+  elsif p_code = 'not_yours' then
+    v_booked := public.book_lost_claim_usage(p_tenant_id, p_run_id, p_session, p_claim_token, p_usage);
+  end if;
+  return case when p_run.id is null then jsonb_build_object('applied', false, 'code', 'not_found', 'run_id', p_run_id)
+              else public.workflow_answer(p_code, p_run) end
+         || jsonb_build_object('usage_booked', v_booked or (p_code = 'finished' and public.workflow_usage_values(coalesce(p_usage, '{}')) <> '{}'));
+end
+$$;
+
+COMMENT ON FUNCTION public.refuse_workflow_caller(p_code text, p_run public.workflow_runs, p_tenant_id uuid, p_run_id uuid, p_session text, p_claim_token uuid, p_usage jsonb) IS 'The answer to a session that does not hold the run (any more); a cost it brings is booked nevertheless.';
+
+CREATE FUNCTION public.refuse_workflow_event_change() RETURNS trigger
+    LANGUAGE plpgsql
+    SET search_path TO ''
+    AS $$
+begin
+  raise exception 'events of runs are append-only' using errcode = 'OD012';
+end
+$$;
+
+COMMENT ON FUNCTION public.refuse_workflow_event_change() IS 'Events of runs are append-only: an update is refused with OD012.';
+
 CREATE FUNCTION public.register_dispatcher_instance(p_tenant_id uuid, p_gateway text, p_identity jsonb, p_settings jsonb) RETURNS jsonb
     LANGUAGE plpgsql
     SET search_path TO ''
@@ -1327,6 +2543,39 @@ $$;
 
 COMMENT ON FUNCTION public.register_dispatcher_instance(p_tenant_id uuid, p_gateway text, p_identity jsonb, p_settings jsonb) IS 'Registers a daemon for a gateway (slug or id) under the id it chose (p_identity.instance_id); a repeat is the same row. Answers {code: ok, instance_id, gateway_id, topic, broadcast_available, open_wakes} or {code: unknown_gateway, known}.';
 
+CREATE FUNCTION public.release_stale_claims(p_tenant_id uuid, p_settings jsonb) RETURNS jsonb
+    LANGUAGE plpgsql
+    SET search_path TO ''
+    AS $$
+declare
+  v_run public.workflow_runs;
+  v_released integer := 0;
+  v_failed integer := 0;
+  v_errors jsonb := '[]';
+begin
+  for v_run in
+    select * from public.workflow_runs
+     where tenant_id = p_tenant_id and status in ('claimed', 'running')
+       and greatest(last_heartbeat_at, claimed_at) < now() - make_interval(secs => (p_settings ->> 'stale_claim_seconds')::double precision)
+     order by last_heartbeat_at limit 500 for update skip locked
+  loop
+    begin
+      perform public.note_workflow_actor('dispatcher', 'no heartbeat');
+      v_run := public.return_workflow_run(v_run, 'no heartbeat');
+      v_released := v_released + (v_run.status = 'queued')::integer;
+      v_failed := v_failed + (v_run.status = 'failed')::integer;
+    exception when query_canceled or lock_not_available or deadlock_detected or serialization_failure then
+      raise;
+    when others then
+      v_errors := v_errors || jsonb_build_object('phase', 'released', 'run_id', v_run.id, 'error', sqlerrm, 'error_code', sqlstate);
+    end;
+  end loop;
+  return jsonb_build_object('released', v_released, 'failed', v_failed, 'errors', v_errors);
+end
+$$;
+
+COMMENT ON FUNCTION public.release_stale_claims(p_tenant_id uuid, p_settings jsonb) IS 'Claims without a heartbeat for too long are lost: the run returns to the queue, the fourth time it fails.';
+
 CREATE FUNCTION public.release_wake_leases(p_wake public.agent_wakes, p_give_back boolean, p_reason text) RETURNS integer
     LANGUAGE plpgsql
     SET search_path TO ''
@@ -1359,6 +2608,43 @@ end
 $$;
 
 COMMENT ON FUNCTION public.release_wake_leases(p_wake public.agent_wakes, p_give_back boolean, p_reason text) IS 'Releases the leases taken during a wake; gives their attempts back when p_give_back, else an item without attempts left becomes dead_letter with p_reason.';
+
+CREATE FUNCTION public.release_workflow_run(p_tenant_id uuid, p_run_id uuid, p_session text, p_claim_token uuid DEFAULT NULL::uuid) RETURNS jsonb
+    LANGUAGE plpgsql
+    SET search_path TO ''
+    SET lock_timeout TO '8s'
+    AS $$
+declare
+  v_run public.workflow_runs := public.lock_workflow_run(p_tenant_id, p_run_id);
+  v_code constant text := public.workflow_claim_state(v_run, p_session, p_claim_token);
+begin
+  if v_code <> 'ok' then
+    -- A repeat of a release that held: the claim is in the history as released.
+    if v_code = 'not_yours' and exists (select from public.workflow_claims where run_id = p_run_id and tenant_id = p_tenant_id and session_id = p_session
+                                           and ended_as = 'released' and (p_claim_token is null or claim_token = p_claim_token))
+       and v_run.status in ('queued', 'dispatched') then
+      return public.workflow_answer('already', v_run);
+    end if;
+    return public.refuse_workflow_caller(v_code, v_run, p_tenant_id, p_run_id, p_session, p_claim_token, null);
+  end if;
+  perform public.note_workflow_actor(v_run.claimed_by, 'released');
+  return public.workflow_answer('ok', public.return_workflow_run(v_run, 'released'));
+end
+$$;
+
+COMMENT ON FUNCTION public.release_workflow_run(p_tenant_id uuid, p_run_id uuid, p_session text, p_claim_token uuid) IS 'The session that holds the run gives it back to the queue; the fourth time it fails.';
+
+CREATE FUNCTION public.remove_workflow_route(p_tenant_id uuid, p_workflow_type text) RETURNS jsonb
+    LANGUAGE plpgsql
+    SET search_path TO ''
+    AS $$
+begin
+  delete from public.workflow_agent_routing where tenant_id = p_tenant_id and workflow_type = p_workflow_type;
+  return jsonb_build_object('applied', found, 'code', case when found then 'ok' else 'not_found' end, 'workflow_type', p_workflow_type);
+end
+$$;
+
+COMMENT ON FUNCTION public.remove_workflow_route(p_tenant_id uuid, p_workflow_type text) IS 'Takes a route away; queued runs of the type wait for another one.';
 
 CREATE FUNCTION public.renew_wake_leases(p_instance_id uuid, p_wake_ids uuid[], p_lease_seconds integer) RETURNS integer
     LANGUAGE plpgsql
@@ -1420,6 +2706,24 @@ end
 $$;
 
 COMMENT ON FUNCTION public.report_wakes(p_instance_id uuid, p_reports jsonb, p_claim_limit integer, p_request uuid) IS 'What happened to wakes since the last call, and the next claims off the waitlist, in one round trip. p_reports: [{report: started|ended, wake_id, claim_token, …}].';
+
+CREATE FUNCTION public.report_workflow_usage(p_tenant_id uuid, p_run_id uuid, p_session text, p_usage jsonb, p_claim_token uuid DEFAULT NULL::uuid) RETURNS jsonb
+    LANGUAGE plpgsql
+    SET search_path TO ''
+    SET lock_timeout TO '8s'
+    AS $$
+declare
+  v_run public.workflow_runs := public.lock_workflow_run(p_tenant_id, p_run_id);
+  v_code constant text := public.workflow_claim_state(v_run, p_session, p_claim_token);
+begin
+  if v_code not in ('ok', 'held') then
+    return public.refuse_workflow_caller(v_code, v_run, p_tenant_id, p_run_id, p_session, p_claim_token, p_usage);
+  end if;
+  return public.workflow_answer('ok', public.book_workflow_usage(v_run, p_usage)) || jsonb_build_object('usage_booked', true);
+end
+$$;
+
+COMMENT ON FUNCTION public.report_workflow_usage(p_tenant_id uuid, p_run_id uuid, p_session text, p_usage jsonb, p_claim_token uuid) IS 'What the run has cost so far, as totals. Also after its end, and after a lost claim (then booked with that claim): usage_booked says whether it was.';
 
 CREATE FUNCTION public.request_wake(p_tenant_id uuid, p_gateway text, p_agent text, p_dry_run boolean, p_settings jsonb) RETURNS jsonb
     LANGUAGE plpgsql
@@ -1500,6 +2804,19 @@ $$;
 
 COMMENT ON FUNCTION public.requeue_inbox_items(p_tenant_id uuid, p_gateway text, p_agent text, p_item_ids uuid[]) IS 'Brings items back to pending and clears their agents'' stall: the given failed or dead_letter ids, or all that a stall set aside. Spent attempts start anew.';
 
+CREATE FUNCTION public.reserve_in_budgets(p_budgets jsonb, p_agent_id text, p_department_id text, p_workflow_type text, p_usd numeric, p_tokens numeric) RETURNS jsonb
+    LANGUAGE sql IMMUTABLE
+    SET search_path TO ''
+    AS $$
+  select coalesce(jsonb_agg(case when public.is_in_budget_scope(b.value ->> 'scope', b.value ->> 'scope_id', p_agent_id, p_department_id, p_workflow_type)
+           then b.value || jsonb_build_object('reserved_usd', (b.value ->> 'reserved_usd')::numeric + p_usd,
+                                              'reserved_tokens', (b.value ->> 'reserved_tokens')::numeric + p_tokens)
+           else b.value end order by b.ordinality), '[]')
+    from jsonb_array_elements(p_budgets) with ordinality as b
+$$;
+
+COMMENT ON FUNCTION public.reserve_in_budgets(p_budgets jsonb, p_agent_id text, p_department_id text, p_workflow_type text, p_usd numeric, p_tokens numeric) IS 'The evaluated budgets after one more run was dispatched (or taken back: negative amounts).';
+
 CREATE FUNCTION public.reset_wake_failures(p_agent_id uuid) RETURNS void
     LANGUAGE sql
     SET search_path TO ''
@@ -1510,6 +2827,231 @@ CREATE FUNCTION public.reset_wake_failures(p_agent_id uuid) RETURNS void
 $$;
 
 COMMENT ON FUNCTION public.reset_wake_failures(p_agent_id uuid) IS 'New context for an agent: its failures in a row and its stall are forgotten; the base cooldown stays.';
+
+CREATE FUNCTION public.respawn_workflow_run(p_instance_id uuid, p_run_id uuid, p_claim_token uuid, p_settings jsonb, p_request uuid) RETURNS jsonb
+    LANGUAGE plpgsql
+    SET search_path TO ''
+    SET lock_timeout TO '8s'
+    AS $$
+declare
+  v_instance constant public.dispatcher_instances := public.running_instance(p_instance_id);
+  v_run public.workflow_runs;
+  v_agent record;
+  v_gates record;
+  v_blocked text;
+  v_wake public.agent_wakes;
+  v_estimates jsonb;
+  v_verdict text := 'ok';
+begin
+  select * into v_wake from public.agent_wakes where claim_request = p_request and state in ('starting', 'running') limit 1;
+  if v_wake.id is not null then
+    select * into v_run from public.workflow_runs where id = v_wake.workflow_run_id;
+    return public.wake_grant(v_wake) || jsonb_build_object('run', public.workflow_run_json(v_run));
+  end if;
+  v_run := public.lock_workflow_run(v_instance.tenant_id, p_run_id);
+  if v_run.id is null or v_run.status <> 'running' or v_run.claim_token is distinct from p_claim_token
+     or v_run.last_heartbeat_at >= now() - make_interval(secs => public.orphan_after_seconds(p_settings)) then
+    return jsonb_build_object('granted', false, 'skip_reason', 'not_an_orphan', 'run_id', p_run_id);
+  end if;
+  if exists (select from public.workflow_respawns where run_id = v_run.id and attempt = v_run.dispatch_attempts) then
+    return jsonb_build_object('granted', false, 'skip_reason', 'already_respawned', 'run_id', p_run_id);
+  end if;
+  select agent.id, agent.slug, agent.tenant_id, profile.department_id into v_agent from public.agents as agent
+    left join public.agent_profiles as profile on profile.tenant_id = agent.tenant_id and profile.agent_id = agent.slug
+   where agent.tenant_id = v_instance.tenant_id and agent.slug = v_run.owner_agent_id and agent.gateway_id = v_instance.gateway_id;
+  if v_agent.id is null then
+    return jsonb_build_object('granted', false, 'skip_reason', 'not_local', 'run_id', p_run_id);
+  end if;
+
+  -- From here on as any wake of the agent: the gateway's lock, the gates that are about the agent, the cap.
+  perform from public.dispatcher_gateways where gateway_id = v_instance.gateway_id for update;
+  insert into public.agent_wake_state (agent_id, tenant_id) values (v_agent.id, v_agent.tenant_id) on conflict do nothing;
+  perform from public.agent_wake_state where agent_id = v_agent.id for update;
+  select * into v_gates from public.wake_gates(v_agent.id, v_instance.settings, true);
+  select reason into v_blocked from unnest(v_gates.blocked) as reason
+   where reason in ('stalled', 'wake_in_flight', 'agent_paused', 'active_lease', 'budget_exceeded', 'daily_limit') limit 1;
+  if v_blocked is null and (select count(*) from public.agent_wakes where gateway_id = v_instance.gateway_id and state in ('starting', 'running'))
+                           >= (v_instance.settings ->> 'max_concurrent_wakes')::integer then
+    v_blocked := 'concurrency_limit';
+  end if;
+  begin
+    -- Its reservation stands already, so only what is spent or stopped forbids it.
+    v_estimates := public.workflow_estimates(v_instance.tenant_id, (public.workflow_settings(p_settings) ->> 'workflow_cost_estimate_usd')::numeric);
+    select gate.verdict into v_verdict from public.budget_verdict(
+      public.reserve_in_budgets(public.evaluate_budgets(v_instance.tenant_id, v_estimates), v_agent.slug, v_agent.department_id, v_run.workflow_type,
+                                case when v_run.accounted_at is null then -coalesce(v_run.reserved_usd, public.workflow_estimate(v_estimates, v_run.workflow_type, 'usd')) else 0 end,
+                                case when v_run.accounted_at is null then -coalesce(v_run.reserved_tokens, public.workflow_estimate(v_estimates, v_run.workflow_type, 'tokens')) else 0 end),
+      v_agent.slug, v_agent.department_id, v_run.workflow_type, 0, 0) as gate;
+  exception when query_canceled or lock_not_available or deadlock_detected or serialization_failure then
+    raise;
+  when others then
+    v_verdict := 'ok';
+  end;
+  v_blocked := coalesce(v_blocked, case when v_verdict <> 'ok' then 'workflow_budget' end);
+  if v_blocked is not null then
+    return jsonb_build_object('granted', false, 'skip_reason', v_blocked, 'run_id', p_run_id, 'agent_id', v_agent.id, 'agent_slug', v_agent.slug);
+  end if;
+
+  insert into public.agent_wakes (tenant_id, agent_id, gateway_id, instance_id, claim_request, path, workflow_run_id, deadline_at)
+  values (v_agent.tenant_id, v_agent.id, v_instance.gateway_id, v_instance.id, p_request, 'workflow', v_run.id,
+          now() + make_interval(secs => (v_instance.settings ->> 'agent_process_timeout')::double precision + 15))
+  returning * into v_wake;
+  update public.agent_wake_state set last_wake_id = v_wake.id, last_claimed_at = v_wake.claimed_at, updated_at = now() where agent_id = v_agent.id;
+  insert into public.workflow_respawns (run_id, attempt, tenant_id, wake_id, session_id, previous_session_id)
+  values (v_run.id, v_run.dispatch_attempts, v_run.tenant_id, v_wake.id, 'respawn-' || v_wake.id, v_run.session_id);
+  perform public.end_workflow_claim(v_run, 'orphaned');
+  -- A new owner with a new fence: the session that was lost can change nothing any more, should it come back.
+  update public.workflow_runs
+     set session_id = 'respawn-' || v_wake.id, claim_token = gen_random_uuid(), last_heartbeat_at = now(), wake_id = v_wake.id
+   where id = v_run.id returning * into v_run;
+  insert into public.workflow_claims (claim_token, tenant_id, run_id, workflow_type, agent_id, session_id, attempt)
+  values (v_run.claim_token, v_run.tenant_id, v_run.id, v_run.workflow_type, v_run.owner_agent_id, v_run.session_id, v_run.dispatch_attempts);
+  return public.wake_grant(v_wake) || jsonb_build_object('run', public.workflow_run_json(v_run));
+end
+$$;
+
+COMMENT ON FUNCTION public.respawn_workflow_run(p_instance_id uuid, p_run_id uuid, p_claim_token uuid, p_settings jsonb, p_request uuid) IS 'Grants the one new process an orphan may have in this attempt, as a wake of its agent (path workflow) under the same cap, in-flight rule and budgets; the run gets a new session and fence. Else the reason: not_an_orphan, already_respawned, not_local, or a gate.';
+
+CREATE FUNCTION public.retry_stale_dispatches(p_tenant_id uuid, p_settings jsonb, p_estimates jsonb, p_budgets jsonb) RETURNS jsonb
+    LANGUAGE plpgsql
+    SET search_path TO ''
+    AS $$
+declare
+  v_max constant integer := (p_settings ->> 'max_dispatch_retries')::integer;
+  v_run record;
+  v_usd numeric;
+  v_tokens numeric;
+  v_without jsonb;
+  v_verdict text;
+  v_retried integer := 0;
+  v_failed integer := 0;
+  v_held integer := 0;
+  v_errors jsonb := '[]';
+begin
+  for v_run in
+    select run.id, run.workflow_type, run.dispatch_attempts, run.release_count, run.owner_agent_id, run.reserved_usd, run.reserved_tokens, run.accounted_at,
+           coalesce(run.pinned_agent_id, route.agent_id) as agent_id, coalesce(route.max_concurrent, 1) as max_concurrent,
+           owner.department_id as owner_department_id, profile.department_id
+      from public.workflow_runs as run
+      left join public.workflow_agent_routing as route on route.tenant_id = run.tenant_id and route.workflow_type = run.workflow_type
+      left join public.agent_profiles as profile on profile.tenant_id = run.tenant_id and profile.agent_id = coalesce(run.pinned_agent_id, route.agent_id)
+      left join public.agent_profiles as owner on owner.tenant_id = run.tenant_id and owner.agent_id = run.owner_agent_id
+     where run.tenant_id = p_tenant_id and run.status = 'dispatched'
+       and run.dispatched_at < now() - make_interval(secs => (p_settings ->> 'stale_dispatch_seconds')::double precision)
+     order by run.dispatched_at limit 500
+     for update of run skip locked
+  loop
+    begin
+      if v_run.dispatch_attempts - v_run.release_count > v_max then
+        perform public.note_workflow_actor('dispatcher', 'nobody claimed it');
+        update public.workflow_runs
+           set status = 'failed', finished_at = now(), last_error_at = now(), last_error = format('Dispatch retries exhausted after %s attempts', v_run.dispatch_attempts)
+         where id = v_run.id;
+        update public.workflow_notifications set state = 'obsolete' where run_id = v_run.id and state = 'pending';
+        v_failed := v_failed + 1;
+        continue;
+      end if;
+      v_usd := public.workflow_estimate(p_estimates, v_run.workflow_type, 'usd');
+      v_tokens := public.workflow_estimate(p_estimates, v_run.workflow_type, 'tokens');
+      v_without := public.reserve_in_budgets(p_budgets, v_run.owner_agent_id, v_run.owner_department_id, v_run.workflow_type,
+                                             -coalesce(v_run.reserved_usd, v_usd), -coalesce(v_run.reserved_tokens, v_tokens));
+      select gate.verdict into v_verdict from public.budget_verdict(v_without, v_run.agent_id, v_run.department_id, v_run.workflow_type, v_usd, v_tokens) as gate;
+      if v_verdict = 'ok' and v_run.agent_id is not null and v_run.max_concurrent > 0 then
+        perform public.note_workflow_actor('dispatcher', 'nobody claimed it in time');
+        update public.workflow_notifications set state = 'obsolete' where run_id = v_run.id and state = 'pending';
+        perform public.dispatch_workflow_run(v_run.id, v_run.agent_id, v_usd, v_tokens);
+        p_budgets := public.reserve_in_budgets(v_without, v_run.agent_id, v_run.department_id, v_run.workflow_type, v_usd, v_tokens);
+        v_retried := v_retried + 1;
+      else
+        perform public.note_workflow_actor('dispatcher', case when v_verdict <> 'ok' then 'held by a budget' else 'its route is gone' end);
+        update public.workflow_runs set status = 'queued', dispatched_at = null, reserved_usd = null, reserved_tokens = null where id = v_run.id;
+        p_budgets := v_without;
+        v_held := v_held + (v_verdict <> 'ok')::integer;
+      end if;
+    exception when query_canceled or lock_not_available or deadlock_detected or serialization_failure then
+      raise;
+    when others then
+      v_errors := v_errors || jsonb_build_object('phase', 'retried', 'run_id', v_run.id, 'error', sqlerrm, 'error_code', sqlstate);
+    end;
+  end loop;
+  return jsonb_build_object('retried', v_retried, 'failed', v_failed, 'held', v_held, 'budgets', p_budgets, 'errors', v_errors);
+end
+$$;
+
+COMMENT ON FUNCTION public.retry_stale_dispatches(p_tenant_id uuid, p_settings jsonb, p_estimates jsonb, p_budgets jsonb) IS 'Runs nobody claimed in time: out of retries they fail, whatever a budget says; else a fresh attempt through the same gate, or back to the queue where the gate holds it, with no attempt spent.';
+
+CREATE FUNCTION public.retry_workflow_run(p_tenant_id uuid, p_run_id uuid, p_actor text, p_reason text DEFAULT NULL::text) RETURNS jsonb
+    LANGUAGE plpgsql
+    SET search_path TO ''
+    SET lock_timeout TO '8s'
+    AS $$
+declare
+  v_before public.workflow_runs := public.lock_workflow_run(p_tenant_id, p_run_id);
+  v_run public.workflow_runs;
+begin
+  if v_before.id is null then
+    return jsonb_build_object('applied', false, 'code', 'not_found', 'run_id', p_run_id);
+  elsif v_before.status not in ('failed', 'timed_out') then
+    return public.workflow_answer('not_failed', v_before);
+  end if;
+  if v_before.accounted_at is not null then
+    -- What the failed try cost stays spent: with its last claim, where the budgets find it.
+    insert into public.workflow_claims (claim_token, tenant_id, run_id, workflow_type, agent_id, session_id, attempt, claimed_at, ended_at, ended_as, cost_usd, tokens, accounted_at)
+    values (coalesce(v_before.claim_token, gen_random_uuid()), p_tenant_id, p_run_id, v_before.workflow_type, v_before.owner_agent_id, coalesce(v_before.session_id, 'unknown'),
+            v_before.dispatch_attempts, coalesce(v_before.claimed_at, now()), now(), v_before.status,
+            case when v_before.cost_estimate >= 0 and v_before.cost_estimate <> 'NaN' then v_before.cost_estimate else v_before.reserved_usd end,
+            coalesce(v_before.input_tokens + v_before.output_tokens, v_before.input_tokens, v_before.output_tokens, v_before.reserved_tokens), v_before.accounted_at)
+    on conflict (claim_token) do update set cost_usd = excluded.cost_usd, tokens = excluded.tokens, accounted_at = excluded.accounted_at;
+  end if;
+  perform public.note_workflow_actor(p_actor, coalesce(p_reason, 'override_failure'));
+  perform set_config('dispatcher.override_run', p_run_id::text, true);
+  update public.workflow_runs
+     set status = 'queued', dispatch_attempts = 0, release_count = 0, queued_at = now(), dispatched_at = null, claimed_at = null, claimed_by = null, started_at = null,
+         deadline_at = null, last_heartbeat_at = null, next_attempt_at = null, claim_token = null, session_id = null, wake_id = null, reserved_usd = null,
+         reserved_tokens = null, cost_estimate = null, input_tokens = null, output_tokens = null, cached_tokens = null, reported_at = null, accounted_at = null
+   where id = p_run_id returning * into v_run;
+  perform set_config('dispatcher.override_run', '', true);
+  delete from public.workflow_respawns where run_id = p_run_id;
+  delete from public.workflow_notifications where run_id = p_run_id;
+  perform public.audit_workflow_action(p_tenant_id, p_actor, 'override_failure', 'intervention', 'warning', 'run:' || p_run_id,
+                                       jsonb_build_object('status', v_before.status, 'last_error', v_before.last_error),
+                                       jsonb_build_object('status', v_run.status, 'reason', p_reason));
+  return public.workflow_answer('ok', v_run);
+end
+$$;
+
+COMMENT ON FUNCTION public.retry_workflow_run(p_tenant_id uuid, p_run_id uuid, p_actor text, p_reason text) IS 'override_failure: a failed or timed out run starts anew, with all its attempts; audited. The only way out of a final state.';
+
+CREATE FUNCTION public.return_workflow_run(p_run public.workflow_runs, p_how text) RETURNS public.workflow_runs
+    LANGUAGE plpgsql
+    SET search_path TO ''
+    AS $$
+begin
+  perform public.end_workflow_claim(p_run, p_how);
+  if p_run.accounted_at is not null then
+    -- What this claim has cost is spent; the next one starts its own account.
+    update public.workflow_claims
+       set cost_usd = p_run.cost_estimate, tokens = coalesce(p_run.input_tokens, 0) + coalesce(p_run.output_tokens, 0), accounted_at = p_run.accounted_at
+     where claim_token = p_run.claim_token;
+  end if;
+  if p_run.release_count >= 3 then
+    perform public.note_workflow_actor(current_setting('dispatcher.actor', true), 'released too often');
+    update public.workflow_runs
+       set status = 'failed', finished_at = now(), wake_id = null, last_error_at = now(),
+           last_error = format('Claim lost after %s releases (%s)', p_run.release_count, p_how)
+     where id = p_run.id returning * into p_run;
+  else
+    update public.workflow_runs
+       set status = 'queued', release_count = release_count + 1, dispatched_at = null, claimed_at = null, claimed_by = null, started_at = null,
+           deadline_at = null, last_heartbeat_at = null, claim_token = null, session_id = null, wake_id = null, reserved_usd = null, reserved_tokens = null,
+           cost_estimate = null, input_tokens = null, output_tokens = null, cached_tokens = null, reported_at = null, accounted_at = null
+     where id = p_run.id returning * into p_run;
+  end if;
+  return p_run;
+end
+$$;
+
+COMMENT ON FUNCTION public.return_workflow_run(p_run public.workflow_runs, p_how text) IS 'Gives a claim back: the run returns to the queue with its reservation freed, at most 3 times, then it fails. The caller has locked it.';
 
 CREATE FUNCTION public.running_instance(p_instance_id uuid) RETURNS public.dispatcher_instances
     LANGUAGE plpgsql STABLE
@@ -1528,6 +3070,24 @@ $$;
 
 COMMENT ON FUNCTION public.running_instance(p_instance_id uuid) IS 'The row of an instance; raises OD001 when it is not registered.';
 
+CREATE FUNCTION public.seed_workflow_routes(p_tenant_id uuid) RETURNS jsonb
+    LANGUAGE sql
+    SET search_path TO ''
+    AS $$
+  with seeded as (
+    insert into public.workflow_agent_routing (tenant_id, workflow_type, agent_id)
+    select p_tenant_id, mapping.workflow_type, mapping.agent_id from (values
+      ('citation-improvement', 'affiliate-editorial'), ('affiliate-article', 'affiliate-editorial'), ('code-change', 'code-change'),
+      ('image-generation', 'comfyui-image-agent'), ('qa-review', 'qa-review'), ('incident-investigation', 'incident-investigation'),
+      ('system-improvement-scan', 'main'), ('improvement-suggestion', 'coder')) as mapping (workflow_type, agent_id)
+    on conflict (tenant_id, workflow_type) do nothing
+    returning workflow_type, agent_id)
+  select jsonb_build_object('code', 'ok', 'seeded', count(*), 'routes',
+           coalesce(jsonb_agg(jsonb_build_object('workflow_type', workflow_type, 'agent_id', agent_id) order by workflow_type), '[]')) from seeded
+$$;
+
+COMMENT ON FUNCTION public.seed_workflow_routes(p_tenant_id uuid) IS 'The reference routes, where a type has none yet.';
+
 CREATE FUNCTION public.send_gateway_hint(p_gateway_id uuid, p_event text, p_payload jsonb) RETURNS void
     LANGUAGE plpgsql SECURITY DEFINER
     SET search_path TO ''
@@ -1543,6 +3103,88 @@ end
 $_$;
 
 COMMENT ON FUNCTION public.send_gateway_hint(p_gateway_id uuid, p_event text, p_payload jsonb) IS 'Broadcasts a hint to the private topic of a gateway once the transaction commits. Never fails; without realtime.send it does nothing.';
+
+CREATE FUNCTION public.set_budget(p_tenant_id uuid, p_name text, p_scope text, p_scope_id text, p_period text, p_cap_usd numeric, p_cap_tokens bigint, p_action text, p_timezone text DEFAULT 'UTC'::text, p_fail_closed boolean DEFAULT false, p_budget_id uuid DEFAULT NULL::uuid) RETURNS jsonb
+    LANGUAGE plpgsql
+    SET search_path TO ''
+    AS $$
+declare
+  v_faults text[] := '{}';
+  v_budget jsonb;
+  v_id uuid;
+begin
+  if coalesce(btrim(p_name), '') = '' then v_faults := v_faults || 'name: empty'::text; end if;
+  if p_scope is null or p_scope not in ('agent', 'department', 'project', 'fleet') then v_faults := v_faults || 'scope: none of agent, department, project, fleet'::text; end if;
+  if (p_scope = 'fleet') <> (coalesce(p_scope_id, '') = '') then v_faults := v_faults || 'scope_id: needed for every scope but fleet, and only there'::text; end if;
+  if p_period is null or p_period not in ('daily', 'weekly', 'monthly') then v_faults := v_faults || 'period: none of daily, weekly, monthly'::text; end if;
+  if num_nonnulls(p_cap_usd, p_cap_tokens) <> 1 then v_faults := v_faults || 'cap: exactly one of cap_usd and cap_tokens'::text; end if;
+  if p_cap_usd < 0 or p_cap_usd = 'NaN' or p_cap_usd >= 100000000 then v_faults := v_faults || 'cap_usd: outside 0 to 99999999'::text; end if;
+  if p_cap_tokens < 0 then v_faults := v_faults || 'cap_tokens: below 0'::text; end if;
+  if p_action is null or p_action not in ('warn', 'pause_new_runs', 'hard_stop') then v_faults := v_faults || 'action: none of warn, pause_new_runs, hard_stop'::text; end if;
+  begin
+    perform now() at time zone coalesce(p_timezone, 'UTC');
+  exception when invalid_parameter_value then
+    v_faults := v_faults || 'timezone: not a known zone'::text;
+  end;
+  if cardinality(v_faults) > 0 then
+    return jsonb_build_object('applied', false, 'code', 'invalid', 'faults', to_jsonb(v_faults));
+  end if;
+  begin
+    if p_budget_id is null then
+      select id into v_id from public.budgets
+       where tenant_id = p_tenant_id and active and scope = p_scope and coalesce(scope_id, '') = coalesce(p_scope_id, '') and period = p_period for update;
+    else
+      select id into v_id from public.budgets where tenant_id = p_tenant_id and id = p_budget_id for update;
+      if v_id is null then
+        return jsonb_build_object('applied', false, 'code', 'not_found', 'budget_id', p_budget_id);
+      end if;
+    end if;
+    if v_id is null then
+      insert into public.budgets (tenant_id, name, scope, scope_id, period, timezone, cap_usd, cap_tokens, action_on_exceed, fail_closed)
+      values (p_tenant_id, btrim(p_name), p_scope, nullif(p_scope_id, ''), p_period, coalesce(p_timezone, 'UTC'), p_cap_usd, p_cap_tokens, p_action, coalesce(p_fail_closed, false))
+      returning id into v_id;
+    else
+      update public.budgets
+         set name = btrim(p_name), scope = p_scope, scope_id = nullif(p_scope_id, ''), period = p_period, timezone = coalesce(p_timezone, 'UTC'), cap_usd = p_cap_usd,
+             cap_tokens = p_cap_tokens, action_on_exceed = p_action, fail_closed = coalesce(p_fail_closed, false), active = true, updated_at = now()
+       where id = v_id;
+    end if;
+  exception when unique_violation then
+    return jsonb_build_object('applied', false, 'code', 'exists', 'faults', jsonb_build_array('another active budget has this scope and period'));
+  end;
+  select to_jsonb(budget) - 'tenant_id' into v_budget from public.budgets as budget where budget.id = v_id;
+  return jsonb_build_object('applied', true, 'code', 'ok', 'budget', v_budget);
+end
+$$;
+
+COMMENT ON FUNCTION public.set_budget(p_tenant_id uuid, p_name text, p_scope text, p_scope_id text, p_period text, p_cap_usd numeric, p_cap_tokens bigint, p_action text, p_timezone text, p_fail_closed boolean, p_budget_id uuid) IS 'Makes the active budget of a scope and period what is given (or the budget p_budget_id). Answers {applied, code: ok | invalid | exists | not_found, budget | faults}, every fault named.';
+
+CREATE FUNCTION public.set_workflow_route(p_tenant_id uuid, p_workflow_type text, p_agent text, p_priority integer DEFAULT NULL::integer, p_max_concurrent integer DEFAULT NULL::integer, p_timeout_minutes integer DEFAULT NULL::integer) RETURNS jsonb
+    LANGUAGE plpgsql
+    SET search_path TO ''
+    AS $$
+declare
+  v_faults text[] := '{}';
+  v_route public.workflow_agent_routing;
+begin
+  if coalesce(btrim(p_workflow_type), '') = '' then v_faults := v_faults || 'workflow_type: empty'::text; end if;
+  if coalesce(btrim(p_agent), '') = '' then v_faults := v_faults || 'agent: empty'::text; end if;
+  if p_max_concurrent < 0 then v_faults := v_faults || 'max_concurrent: below 0'::text; end if;
+  if p_timeout_minutes < 1 then v_faults := v_faults || 'timeout_minutes: below 1'::text; end if;
+  if cardinality(v_faults) > 0 then
+    return jsonb_build_object('applied', false, 'code', 'invalid', 'faults', to_jsonb(v_faults));
+  end if;
+  insert into public.workflow_agent_routing as route (tenant_id, workflow_type, agent_id, priority, max_concurrent, timeout_minutes)
+  values (p_tenant_id, btrim(p_workflow_type), btrim(p_agent), coalesce(p_priority, 0), coalesce(p_max_concurrent, 1), coalesce(p_timeout_minutes, 60))
+  on conflict (tenant_id, workflow_type) do update
+     set agent_id = excluded.agent_id, priority = coalesce(p_priority, route.priority), max_concurrent = coalesce(p_max_concurrent, route.max_concurrent),
+         timeout_minutes = coalesce(p_timeout_minutes, route.timeout_minutes)
+  returning * into v_route;
+  return jsonb_build_object('applied', true, 'code', 'ok', 'route', to_jsonb(v_route) - 'tenant_id');
+end
+$$;
+
+COMMENT ON FUNCTION public.set_workflow_route(p_tenant_id uuid, p_workflow_type text, p_agent text, p_priority integer, p_max_concurrent integer, p_timeout_minutes integer) IS 'Routes a workflow type to an agent; what is not given keeps its value (else 0, 1 and 60). max_concurrent 0 disables it.';
 
 CREATE FUNCTION public.settle_stalled_agents(p_instance public.dispatcher_instances) RETURNS integer
     LANGUAGE plpgsql
@@ -1567,6 +3209,25 @@ end
 $$;
 
 COMMENT ON FUNCTION public.settle_stalled_agents(p_instance public.dispatcher_instances) IS 'Sets the pending items of stalled agents aside and notifies once per stall.';
+
+CREATE FUNCTION public.show_workflow_run(p_tenant_id uuid, p_run_id uuid) RETURNS jsonb
+    LANGUAGE sql STABLE
+    SET search_path TO ''
+    AS $$
+  select case when run.id is null then jsonb_build_object('code', 'not_found', 'run_id', p_run_id) else
+    jsonb_build_object('code', 'ok', 'run', public.workflow_run_json(run),
+      'events', (select coalesce(jsonb_agg(jsonb_build_object('at', event.at, 'from', event.from_status, 'to', event.to_status, 'attempt', event.attempt,
+                   'actor', event.actor, 'reason', event.reason) order by event.id), '[]') from public.workflow_run_events as event where event.run_id = p_run_id),
+      'claims', (select coalesce(jsonb_agg(to_jsonb(claim) - array['claim_token', 'tenant_id', 'run_id', 'workflow_type'] order by claim.claimed_at), '[]')
+                   from public.workflow_claims as claim where claim.run_id = p_run_id),
+      'notifications', (select coalesce(jsonb_agg(to_jsonb(note) - array['claim_token', 'tenant_id', 'run_id'] order by note.attempt), '[]')
+                          from public.workflow_notifications as note where note.run_id = p_run_id),
+      'approvals', (select coalesce(jsonb_agg(to_jsonb(approval) - array['tenant_id', 'run_id'] order by approval.created_at), '[]')
+                      from public.workflow_approvals as approval where approval.run_id = p_run_id)) end
+    from (select 1) as one_row left join public.workflow_runs as run on run.id = p_run_id and run.tenant_id = p_tenant_id
+$$;
+
+COMMENT ON FUNCTION public.show_workflow_run(p_tenant_id uuid, p_run_id uuid) IS 'One run whole: record, events, claims, notifications, approvals.';
 
 CREATE FUNCTION public.spend_attempt_of_lost_wake(p_wake public.agent_wakes) RETURNS void
     LANGUAGE plpgsql
@@ -1606,12 +3267,28 @@ begin
     return jsonb_build_object('wake_id', p_wake_id, 'applied', v_wake.state = 'running' and v_wake.claim_token = p_claim_token and v_wake.pid = p_pid,
                               'code', case when v_wake.claim_token = p_claim_token and v_wake.pid = p_pid then 'already' else 'fence_lost' end);
   end if;
-  perform public.mark_wake_items(v_wake.item_ids, v_wake.agent_id, true);
+  update public.agent_inbox_items set last_wake_success_at = now() where id = any (v_wake.item_ids);
   return jsonb_build_object('wake_id', p_wake_id, 'applied', true, 'code', 'ok');
 end
 $$;
 
 COMMENT ON FUNCTION public.start_wake(p_wake_id uuid, p_claim_token uuid, p_host_id text, p_pid integer, p_pid_started_at double precision) IS 'The process of a claimed wake started: keeps its pid, start time and host, and stamps last_wake_success_at. Needs the claim token.';
+
+CREATE FUNCTION public.start_workflow_run(p_run public.workflow_runs) RETURNS public.workflow_runs
+    LANGUAGE plpgsql
+    SET search_path TO ''
+    AS $$
+begin
+  update public.workflow_runs
+     set status = case status when 'claimed' then 'running' else status end, last_heartbeat_at = now(),
+         started_at = case status when 'claimed' then now() else started_at end
+   where id = p_run.id returning * into p_run;
+  perform public.note_wake_progress(p_run);
+  return p_run;
+end
+$$;
+
+COMMENT ON FUNCTION public.start_workflow_run(p_run public.workflow_runs) IS 'A sign of life of a held run: claimed becomes running.';
 
 CREATE FUNCTION public.stop_dispatcher_instance(p_instance_id uuid) RETURNS void
     LANGUAGE sql
@@ -1622,6 +3299,42 @@ CREATE FUNCTION public.stop_dispatcher_instance(p_instance_id uuid) RETURNS void
 $$;
 
 COMMENT ON FUNCTION public.stop_dispatcher_instance(p_instance_id uuid) IS 'A daemon ended in good order.';
+
+CREATE FUNCTION public.stop_runs_of_budget(p_tenant_id uuid, p_budget jsonb) RETURNS uuid[]
+    LANGUAGE plpgsql
+    SET search_path TO ''
+    AS $$
+declare
+  v_run public.workflow_runs;
+  v_stopped uuid[] := '{}';
+  v_error constant text := format('Budget hard stop: %s (%s)', p_budget ->> 'name', p_budget ->> 'period_key');
+begin
+  perform public.note_workflow_actor('dispatcher', v_error);
+  for v_run in
+    select run.* from public.workflow_runs as run
+      left join public.workflow_agent_routing as route on route.tenant_id = run.tenant_id and route.workflow_type = run.workflow_type
+      left join public.agent_profiles as profile on profile.tenant_id = run.tenant_id
+        and profile.agent_id = case run.status when 'queued' then coalesce(run.pinned_agent_id, route.agent_id) else run.owner_agent_id end
+     where run.tenant_id = p_tenant_id and run.status in ('queued', 'dispatched', 'claimed', 'running')
+       and public.is_in_budget_scope(p_budget ->> 'scope', p_budget ->> 'scope_id',
+             case run.status when 'queued' then coalesce(run.pinned_agent_id, route.agent_id) else run.owner_agent_id end, profile.department_id, run.workflow_type)
+     order by run.created_at, run.id
+     for update of run skip locked
+  loop
+    begin
+      perform public.stop_workflow_run(v_run, v_error);
+      v_stopped := v_stopped || v_run.id;
+    exception when query_canceled or lock_not_available or deadlock_detected or serialization_failure then
+      raise;
+    when others then
+      raise warning 'run % could not be stopped: %', v_run.id, sqlerrm;
+    end;
+  end loop;
+  return v_stopped;
+end
+$$;
+
+COMMENT ON FUNCTION public.stop_runs_of_budget(p_tenant_id uuid, p_budget jsonb) IS 'Cancels every queued, dispatched, claimed and running run in the scope of a spent hard stop, all at once; answers their ids.';
 
 CREATE FUNCTION public.stop_wake_chains(p_instance public.dispatcher_instances) RETURNS integer
     LANGUAGE plpgsql
@@ -1662,6 +3375,21 @@ end
 $$;
 
 COMMENT ON FUNCTION public.stop_wake_chains(p_instance public.dispatcher_instances) IS 'Items whose chain of wakes reached max_wake_chain become dead_letter; one notification per agent and hour.';
+
+CREATE FUNCTION public.stop_workflow_run(p_run public.workflow_runs, p_error text) RETURNS public.workflow_runs
+    LANGUAGE plpgsql
+    SET search_path TO ''
+    AS $$
+begin
+  perform public.end_workflow_claim(p_run, 'cancelled');
+  update public.workflow_runs set status = 'cancelled', finished_at = now(), last_error = p_error, last_error_at = now()
+   where id = p_run.id returning * into p_run;
+  update public.workflow_notifications set state = 'obsolete' where run_id = p_run.id and state = 'pending';
+  return p_run;
+end
+$$;
+
+COMMENT ON FUNCTION public.stop_workflow_run(p_run public.workflow_runs, p_error text) IS 'Cancels a run the caller has locked.';
 
 CREATE FUNCTION public.sweep_inbox(p_instance_id uuid, p_claim_limit integer, p_request uuid) RETURNS jsonb
     LANGUAGE plpgsql
@@ -1724,6 +3452,39 @@ $$;
 
 COMMENT ON FUNCTION public.sweep_inbox(p_instance_id uuid, p_claim_limit integer, p_request uuid) IS 'One sweep of the instance''s gateway, phase by phase, each isolated: expire stale, bury spent, stop chains, settle stalled, fill the waitlist, claim up to p_claim_limit wakes, prune. One bounded call whatever the backlog.';
 
+CREATE FUNCTION public.time_out_runs(p_tenant_id uuid) RETURNS jsonb
+    LANGUAGE plpgsql
+    SET search_path TO ''
+    AS $$
+declare
+  v_run public.workflow_runs;
+  v_count integer := 0;
+  v_errors jsonb := '[]';
+begin
+  for v_run in
+    select * from public.workflow_runs where tenant_id = p_tenant_id and status in ('claimed', 'running') and deadline_at <= now()
+     order by deadline_at limit 500 for update skip locked
+  loop
+    begin
+      perform public.note_workflow_actor('dispatcher', 'over its deadline');
+      perform public.end_workflow_claim(v_run, 'timed_out');
+      update public.workflow_runs
+         set status = 'timed_out', finished_at = now(), last_error_at = now(),
+             last_error = format('Run exceeded timeout of %s minutes', public.workflow_timeout_minutes(v_run.tenant_id, v_run.workflow_type))
+       where id = v_run.id;
+      v_count := v_count + 1;
+    exception when query_canceled or lock_not_available or deadlock_detected or serialization_failure then
+      raise;
+    when others then
+      v_errors := v_errors || jsonb_build_object('phase', 'timed_out', 'run_id', v_run.id, 'error', sqlerrm, 'error_code', sqlstate);
+    end;
+  end loop;
+  return jsonb_build_object('timed_out', v_count, 'errors', v_errors);
+end
+$$;
+
+COMMENT ON FUNCTION public.time_out_runs(p_tenant_id uuid) IS 'Claimed and running runs over their deadline become timed_out; the process one of our daemons has for them is asked to end.';
+
 CREATE FUNCTION public.wait_for_next_wake(p_agent_id uuid, p_settings jsonb) RETURNS jsonb
     LANGUAGE plpgsql
     SET search_path TO ''
@@ -1744,6 +3505,32 @@ end
 $$;
 
 COMMENT ON FUNCTION public.wait_for_next_wake(p_agent_id uuid, p_settings jsonb) IS 'After a wake: puts an agent with work left on the waitlist, or says when it may be looked at again.';
+
+CREATE FUNCTION public.waiting_workflow_groups(p_tenant_id uuid, p_estimates jsonb, p_budgets jsonb) RETURNS jsonb
+    LANGUAGE sql STABLE
+    SET search_path TO ''
+    AS $$
+  select coalesce(jsonb_agg(jsonb_build_object(
+           'workflow_type', waiting.workflow_type, 'pinned', waiting.pinned_agent_id, 'agent_id', waiting.agent_id, 'department_id', waiting.department_id,
+           'due', waiting.due, 'route_priority', waiting.priority, 'slots', waiting.slots, 'usd', waiting.usd, 'tokens', waiting.tokens,
+           'verdict', gate.verdict, 'budget_id', gate.budget_id)), '[]')
+    from (
+      select queued.workflow_type, queued.pinned_agent_id, queued.due, coalesce(queued.pinned_agent_id, route.agent_id) as agent_id, profile.department_id,
+             coalesce(route.priority, 0) as priority, coalesce(route.max_concurrent, 1) - coalesce(active.number, 0) as slots,
+             public.workflow_estimate(p_estimates, queued.workflow_type, 'usd') as usd, public.workflow_estimate(p_estimates, queued.workflow_type, 'tokens') as tokens
+        from (select run.workflow_type, run.pinned_agent_id, count(*) as due from public.workflow_runs as run
+               where run.tenant_id = p_tenant_id and run.status = 'queued' and (run.next_attempt_at is null or run.next_attempt_at <= now())
+               group by run.workflow_type, run.pinned_agent_id) as queued
+        left join public.workflow_agent_routing as route on route.tenant_id = p_tenant_id and route.workflow_type = queued.workflow_type
+        left join public.agent_profiles as profile on profile.tenant_id = p_tenant_id and profile.agent_id = coalesce(queued.pinned_agent_id, route.agent_id)
+        left join (select run.workflow_type, count(*) as number from public.workflow_runs as run
+                    where run.tenant_id = p_tenant_id and run.status in ('dispatched', 'claimed', 'running')
+                    group by run.workflow_type) as active on active.workflow_type = queued.workflow_type
+       where coalesce(queued.pinned_agent_id, route.agent_id) is not null and coalesce(route.max_concurrent, 1) > 0) as waiting
+    cross join lateral public.budget_verdict(p_budgets, waiting.agent_id, waiting.department_id, waiting.workflow_type, waiting.usd, waiting.tokens) as gate
+$$;
+
+COMMENT ON FUNCTION public.waiting_workflow_groups(p_tenant_id uuid, p_estimates jsonb, p_budgets jsonb) IS 'The due queue by type and agent, each group with its free slots, its estimate and its budgets'' verdict: all runs of a group are equal before both.';
 
 CREATE FUNCTION public.wake_blockers(p_item_id uuid) RETURNS jsonb
     LANGUAGE plpgsql STABLE
@@ -1792,27 +3579,35 @@ COMMENT ON TABLE public.agent_wake_state IS 'What the gates remember of an agent
 COMMENT ON COLUMN public.agent_wake_state.waiting_since IS 'created_at of the oldest item that waits; orders agents that joined the waitlist together.';
 
 CREATE FUNCTION public.wake_cooldown_ends(p_state public.agent_wake_state, p_settings jsonb) RETURNS timestamp with time zone
-    LANGUAGE sql IMMUTABLE
+    LANGUAGE plpgsql IMMUTABLE
     SET search_path TO ''
     AS $$
-  select case when p_state.last_end_state in ('failed', 'timed_out', 'no_progress', 'spawn_failed')
+begin
+  return (
+    select case when p_state.last_end_state in ('failed', 'timed_out', 'no_progress', 'spawn_failed')
               then coalesce(p_state.last_ended_at, p_state.last_claimed_at)
               else p_state.last_claimed_at end
          + make_interval(secs => least((p_settings ->> 'max_wake_cooldown')::double precision,
                                        (p_settings ->> 'wake_cooldown')::double precision * power(2, least(p_state.consecutive_failures, 30))))
+  );
+end
 $$;
 
 COMMENT ON FUNCTION public.wake_cooldown_ends(p_state public.agent_wake_state, p_settings jsonb) IS 'When the agent''s cooldown is over: wake_cooldown doubled per failure in a row, at most max_wake_cooldown, from the start of a good wake or the end of a failed one. NULL before the first wake.';
 
 CREATE FUNCTION public.wake_end_state(p_wake public.agent_wakes, p_ending text, p_exit_code integer) RETURNS text
-    LANGUAGE sql STABLE
+    LANGUAGE plpgsql STABLE
     SET search_path TO ''
     AS $$
-  select case
+begin
+  return (
+    select case
     when p_ending in ('timed_out', 'interrupted', 'lost', 'spawn_failed') then p_ending
     when p_ending = 'exited' and p_exit_code <> 0 then 'failed'
     when public.wake_has_progress(p_wake) then 'succeeded'
     else 'no_progress' end
+  );
+end
 $$;
 
 COMMENT ON FUNCTION public.wake_end_state(p_wake public.agent_wakes, p_ending text, p_exit_code integer) IS 'The state a wake ends in. Exit 0 without progress is no_progress; an unknown exit code (adopted child) is judged by progress alone.';
@@ -1923,20 +3718,265 @@ $$;
 COMMENT ON FUNCTION public.wake_grant(p_wake public.agent_wakes) IS 'Everything a spawn needs, as the answer to a granted claim.';
 
 CREATE FUNCTION public.wake_has_progress(p_wake public.agent_wakes) RETURNS boolean
-    LANGUAGE sql STABLE
+    LANGUAGE plpgsql STABLE
     SET search_path TO ''
     AS $$
-  select p_wake.progressed_at is not null
+begin
+  return (
+    select p_wake.progressed_at is not null
       or exists (select from public.inbox_item_leases as lease
                   where lease.wake_id = p_wake.id and lease.outcome in ('done', 'failed', 'dead_letter', 'escalated'))
       or exists (select from public.agent_inbox_items as item
-                  where item.agent_id = p_wake.agent_id
-                    and (item.completed_at >= p_wake.claimed_at or (item.failed_at >= p_wake.claimed_at and item.attempt_count > 0)))
+                  where item.agent_id = p_wake.agent_id and item.completed_at >= p_wake.claimed_at)
+      or exists (select from public.agent_inbox_items as item
+                  where item.agent_id = p_wake.agent_id and item.failed_at >= p_wake.claimed_at and item.attempt_count > 0)
       or not exists (select from public.agent_inbox_items as item
                       where item.agent_id = p_wake.agent_id and item.status in ('pending', 'failed', 'leased') and item.attempt_count < item.max_attempts)
+  );
+end
 $$;
 
 COMMENT ON FUNCTION public.wake_has_progress(p_wake public.agent_wakes) IS 'Whether an item of the agent was finished during the wake, or nothing is left to do.';
+
+CREATE FUNCTION public.wakes_to_stop(p_instance_id uuid) RETURNS jsonb
+    LANGUAGE sql STABLE
+    SET search_path TO ''
+    AS $$
+  select coalesce(jsonb_agg(jsonb_build_object('wake_id', id, 'cause', stop_cause)), '[]')
+    from public.agent_wakes where instance_id = p_instance_id and stop_cause is not null and ended_at is null
+$$;
+
+COMMENT ON FUNCTION public.wakes_to_stop(p_instance_id uuid) IS 'Live wakes of an instance whose run was ended from outside: their processes are to be stopped.';
+
+CREATE FUNCTION public.workflow_age_points(p_queued_at timestamp with time zone, p_now timestamp with time zone) RETURNS integer
+    LANGUAGE sql IMMUTABLE
+    SET search_path TO ''
+    AS $$ select least(1000000, floor(power(greatest(0, extract(epoch from p_now - p_queued_at)) / 600, 2)))::integer $$;
+
+COMMENT ON FUNCTION public.workflow_age_points(p_queued_at timestamp with time zone, p_now timestamp with time zone) IS 'How much waiting adds to a run''s priority: the square of every ten minutes, so 1 after 10 minutes, 36 after an hour, 20736 after a day. Nothing starves.';
+
+CREATE FUNCTION public.workflow_answer(p_code text, p_run public.workflow_runs) RETURNS jsonb
+    LANGUAGE sql STABLE
+    SET search_path TO ''
+    AS $$
+  select jsonb_build_object('applied', p_code in ('ok', 'already'), 'code', p_code, 'run_id', p_run.id, 'status', p_run.status,
+                            'run', case when p_run.id is not null then public.workflow_run_json(p_run) end)
+$$;
+
+COMMENT ON FUNCTION public.workflow_answer(p_code text, p_run public.workflow_runs) IS 'The answer of what may be done to a run: {applied, code, run_id, status, run}; run is the record as it is now, null when there is none.';
+
+CREATE FUNCTION public.workflow_claim_state(p_run public.workflow_runs, p_session text, p_claim_token uuid) RETURNS text
+    LANGUAGE sql IMMUTABLE
+    SET search_path TO ''
+    AS $$
+  select case
+    when p_run.id is null then 'not_found'
+    when p_run.session_id is null or p_run.session_id <> p_session
+      or (p_claim_token is not null and p_run.claim_token is distinct from p_claim_token) then 'not_yours'
+    when p_run.status in ('claimed', 'running') then 'ok'
+    when p_run.status in ('waiting_for_approval', 'blocked') then 'held'
+    else 'finished' end
+$$;
+
+COMMENT ON FUNCTION public.workflow_claim_state(p_run public.workflow_runs, p_session text, p_claim_token uuid) IS 'Whether a session (and the claim token, where it gives one) holds a run: ok, held (paused, still its own), finished (was its own), not_yours, not_found.';
+
+CREATE FUNCTION public.workflow_estimate(p_estimates jsonb, p_workflow_type text, p_what text) RETURNS numeric
+    LANGUAGE sql IMMUTABLE
+    SET search_path TO ''
+    AS $$ select coalesce((p_estimates -> p_workflow_type ->> p_what)::numeric, (p_estimates -> '' ->> p_what)::numeric, 0) $$;
+
+COMMENT ON FUNCTION public.workflow_estimate(p_estimates jsonb, p_workflow_type text, p_what text) IS 'The estimate (usd or tokens) for a type out of workflow_estimates.';
+
+CREATE FUNCTION public.workflow_estimates(p_tenant_id uuid, p_default_usd numeric) RETURNS jsonb
+    LANGUAGE sql STABLE
+    SET search_path TO ''
+    AS $$
+  with types as (
+    select workflow_type from public.workflow_agent_routing where tenant_id = p_tenant_id
+    union
+    select workflow_type from public.workflow_runs where tenant_id = p_tenant_id and status in ('queued', 'dispatched', 'claimed', 'running')
+  ), reported as (
+    select types.workflow_type, average.usd, average.tokens
+      from types
+      cross join lateral (
+        select avg(recent.cost_estimate) filter (where recent.cost_estimate >= 0 and recent.cost_estimate <> 'NaN') as usd,
+               avg(coalesce(recent.input_tokens, 0) + coalesce(recent.output_tokens, 0))
+                 filter (where num_nonnulls(recent.input_tokens, recent.output_tokens) > 0) as tokens
+          from (select run.cost_estimate, run.input_tokens, run.output_tokens from public.workflow_runs as run
+                 where run.tenant_id = p_tenant_id and run.workflow_type = types.workflow_type and run.reported_at is not null and run.finished_at is not null
+                 order by run.reported_at desc limit 20) as recent) as average
+  )
+  select coalesce(jsonb_object_agg(workflow_type, jsonb_build_object('usd', usd, 'tokens', tokens)), '{}')
+         || jsonb_build_object('', jsonb_build_object('usd', coalesce(p_default_usd, (select avg(usd) from reported), 0.10),
+                                                      'tokens', coalesce((select avg(tokens) from reported), 0)))
+    from reported
+$$;
+
+COMMENT ON FUNCTION public.workflow_estimates(p_tenant_id uuid, p_default_usd numeric) IS 'What a run of each type is expected to cost: {type: {usd, tokens}} as the mean of its last 20 reported runs; under "" what holds for a type without any (the setting, else the mean of the other types, else 0.10 USD).';
+
+CREATE FUNCTION public.workflow_period(p_period text, p_timezone text, p_now timestamp with time zone, OUT period_key text, OUT starts_at timestamp with time zone, OUT ends_at timestamp with time zone) RETURNS record
+    LANGUAGE plpgsql STABLE
+    SET search_path TO ''
+    AS $$
+declare
+  v_local constant timestamp := p_now at time zone p_timezone;
+  v_start timestamp;
+begin
+  case p_period
+    when 'daily' then
+      v_start := date_trunc('day', v_local);
+      period_key := to_char(v_start, 'YYYY-MM-DD');
+      ends_at := (v_start + interval '1 day') at time zone p_timezone;
+    when 'weekly' then
+      v_start := date_trunc('week', v_local);
+      period_key := to_char(v_start, 'IYYY"-W"IW');
+      ends_at := (v_start + interval '7 days') at time zone p_timezone;
+    when 'monthly' then
+      v_start := date_trunc('month', v_local);
+      period_key := to_char(v_start, 'YYYY-MM');
+      ends_at := (v_start + interval '1 month') at time zone p_timezone;
+    else
+      raise exception 'unknown period %', p_period using errcode = 'OD011';
+  end case;
+  starts_at := v_start at time zone p_timezone;
+end
+$$;
+
+COMMENT ON FUNCTION public.workflow_period(p_period text, p_timezone text, p_now timestamp with time zone, OUT period_key text, OUT starts_at timestamp with time zone, OUT ends_at timestamp with time zone) IS 'The period a moment falls into in a zone: its key (2026-11-30, 2026-W49, 2026-11), local start and end. Raises for an unknown zone.';
+
+CREATE FUNCTION public.workflow_run_json(p_run public.workflow_runs) RETURNS jsonb
+    LANGUAGE sql STABLE
+    SET search_path TO ''
+    AS $$ select to_jsonb(p_run) - array['claim_token', 'reserved_usd', 'reserved_tokens', 'request_key'] $$;
+
+COMMENT ON FUNCTION public.workflow_run_json(p_run public.workflow_runs) IS 'A run as it is shown: everything but its fence and what is internal to budgets.';
+
+CREATE FUNCTION public.workflow_settings(p_settings jsonb) RETURNS jsonb
+    LANGUAGE sql IMMUTABLE
+    SET search_path TO ''
+    AS $$
+  select jsonb_build_object('workflow_batch_size', 10, 'stale_dispatch_seconds', 300, 'max_dispatch_retries', 3, 'stale_claim_seconds', 600)
+         || jsonb_strip_nulls(coalesce(p_settings, '{}'))
+$$;
+
+COMMENT ON FUNCTION public.workflow_settings(p_settings jsonb) IS 'The settings of a tick, defaults filled in.';
+
+CREATE FUNCTION public.workflow_spend(p_tenant_id uuid, p_scope text, p_scope_id text, p_since timestamp with time zone, p_estimates jsonb) RETURNS jsonb
+    LANGUAGE plpgsql STABLE
+    SET search_path TO ''
+    AS $$
+declare
+  v_usd_default constant numeric := (p_estimates -> '' ->> 'usd')::numeric;
+  v_tokens_default constant numeric := (p_estimates -> '' ->> 'tokens')::numeric;
+  v_agents text[];
+  v_settled record;
+  v_lost record;
+  v_reserved record;
+begin
+  v_agents := case p_scope when 'agent' then array[p_scope_id]
+                           when 'department' then array(select agent_id from public.agent_profiles where tenant_id = p_tenant_id and department_id = p_scope_id) end;
+  -- One aggregate; the planner takes the index of the scope. What is unknown, negative or NaN counts as its estimate.
+  select sum(case when run.cost_estimate >= 0 and run.cost_estimate <> 'NaN' then run.cost_estimate
+                  else coalesce(run.reserved_usd, (p_estimates -> run.workflow_type ->> 'usd')::numeric, v_usd_default) end) as usd,
+         sum(case when num_nonnulls(run.input_tokens, run.output_tokens) > 0 and coalesce(run.input_tokens, 0) >= 0 and coalesce(run.output_tokens, 0) >= 0
+                  then coalesce(run.input_tokens, 0) + coalesce(run.output_tokens, 0)
+                  else coalesce(run.reserved_tokens, (p_estimates -> run.workflow_type ->> 'tokens')::numeric, v_tokens_default) end) as tokens
+    into v_settled
+    from public.workflow_runs as run
+   where run.tenant_id = p_tenant_id and run.accounted_at >= p_since
+     and (v_agents is null or run.owner_agent_id = any (v_agents)) and (p_scope <> 'project' or run.workflow_type = p_scope_id);
+  select sum(coalesce(claim.cost_usd, (p_estimates -> claim.workflow_type ->> 'usd')::numeric, v_usd_default)) as usd,
+         sum(coalesce(claim.tokens, (p_estimates -> claim.workflow_type ->> 'tokens')::numeric, v_tokens_default)) as tokens
+    into v_lost
+    from public.workflow_claims as claim
+   where claim.tenant_id = p_tenant_id and claim.accounted_at >= p_since
+     and (v_agents is null or claim.agent_id = any (v_agents)) and (p_scope <> 'project' or claim.workflow_type = p_scope_id);
+  select sum(coalesce(run.reserved_usd, (p_estimates -> run.workflow_type ->> 'usd')::numeric, v_usd_default)) as usd,
+         sum(coalesce(run.reserved_tokens, (p_estimates -> run.workflow_type ->> 'tokens')::numeric, v_tokens_default)) as tokens
+    into v_reserved
+    from public.workflow_runs as run
+   where run.tenant_id = p_tenant_id and run.status in ('dispatched', 'claimed', 'running') and run.accounted_at is null
+     and (v_agents is null or run.owner_agent_id = any (v_agents)) and (p_scope <> 'project' or run.workflow_type = p_scope_id);
+  return jsonb_build_object(
+    'settled_usd', coalesce(v_settled.usd, 0) + coalesce(v_lost.usd, 0), 'settled_tokens', coalesce(v_settled.tokens, 0) + coalesce(v_lost.tokens, 0),
+    'reserved_usd', coalesce(v_reserved.usd, 0), 'reserved_tokens', coalesce(v_reserved.tokens, 0));
+end
+$$;
+
+COMMENT ON FUNCTION public.workflow_spend(p_tenant_id uuid, p_scope text, p_scope_id text, p_since timestamp with time zone, p_estimates jsonb) IS 'What a scope has spent since a moment and what its unreported active runs reserve: {settled_usd, settled_tokens, reserved_usd, reserved_tokens}.';
+
+CREATE FUNCTION public.workflow_stats(p_tenant_id uuid) RETURNS jsonb
+    LANGUAGE sql STABLE
+    SET search_path TO ''
+    AS $$
+  select jsonb_build_object(
+    'code', 'ok', 'now', now(),
+    'by_status', (select coalesce(jsonb_object_agg(counted.status, counted.number), '{}')
+                    from (select status, count(*) as number from public.workflow_runs where tenant_id = p_tenant_id group by status) as counted),
+    'by_type', (select coalesce(jsonb_agg(jsonb_build_object(
+                  'workflow_type', types.workflow_type, 'agent_id', route.agent_id, 'priority', route.priority, 'max_concurrent', route.max_concurrent,
+                  'timeout_minutes', route.timeout_minutes, 'queued', coalesce(types.queued, 0), 'active', coalesce(types.active, 0),
+                  'oldest_queued_seconds', round(extract(epoch from now() - types.oldest))) order by types.workflow_type), '[]')
+                  from (select coalesce(open.workflow_type, routed.workflow_type) as workflow_type, open.queued, open.active, open.oldest
+                          from (select workflow_type, count(*) filter (where status = 'queued') as queued, count(*) filter (where status <> 'queued') as active,
+                                       min(queued_at) filter (where status = 'queued') as oldest
+                                  from public.workflow_runs where tenant_id = p_tenant_id and status in ('queued', 'dispatched', 'claimed', 'running')
+                                 group by workflow_type) as open
+                          full join (select workflow_type from public.workflow_agent_routing where tenant_id = p_tenant_id) as routed using (workflow_type)) as types
+                  left join public.workflow_agent_routing as route on route.tenant_id = p_tenant_id and route.workflow_type = types.workflow_type),
+    'no_route', (select count(*) from public.workflow_runs as run where run.tenant_id = p_tenant_id and run.status = 'queued' and run.pinned_agent_id is null
+                    and not exists (select from public.workflow_agent_routing as route where route.tenant_id = p_tenant_id and route.workflow_type = run.workflow_type)),
+    'finished_last_24h', (select coalesce(jsonb_object_agg(recent.status, recent.number), '{}')
+                            from (select status, count(*) as number from public.workflow_runs
+                                   where tenant_id = p_tenant_id and accounted_at > now() - interval '24 hours' and finished_at is not null group by status) as recent),
+    'cost_last_24h_usd', (select coalesce(sum(cost_estimate) filter (where cost_estimate >= 0 and cost_estimate <> 'NaN'), 0) from public.workflow_runs
+                           where tenant_id = p_tenant_id and accounted_at > now() - interval '24 hours'),
+    'notifications', (select coalesce(jsonb_object_agg(noted.state, noted.number), '{}')
+                        from (select state, count(*) as number from public.workflow_notifications where tenant_id = p_tenant_id group by state) as noted),
+    'last_tick', (select last_tick from public.dispatcher_instances where tenant_id = p_tenant_id and last_tick is not null order by last_tick ->> 'at' desc limit 1))
+$$;
+
+COMMENT ON FUNCTION public.workflow_stats(p_tenant_id uuid) IS 'Runs by status and by type with their routes, runs without a route, the last day, notifications, and the last tick.';
+
+CREATE FUNCTION public.workflow_timeout_minutes(p_tenant_id uuid, p_workflow_type text) RETURNS integer
+    LANGUAGE sql STABLE
+    SET search_path TO ''
+    AS $$
+  select coalesce((select timeout_minutes from public.workflow_agent_routing
+                    where tenant_id = p_tenant_id and workflow_type = p_workflow_type), 60)
+$$;
+
+COMMENT ON FUNCTION public.workflow_timeout_minutes(p_tenant_id uuid, p_workflow_type text) IS 'For how long a run of a type may be worked on: its route''s minutes, else 60.';
+
+CREATE FUNCTION public.workflow_usage_values(p_usage jsonb) RETURNS jsonb
+    LANGUAGE plpgsql IMMUTABLE
+    SET search_path TO ''
+    AS $$
+declare
+  v_values jsonb := '{}';
+  v_field text;
+  v_text text;
+  v_number numeric;
+begin
+  foreach v_field in array array['cost_usd', 'input_tokens', 'output_tokens', 'cached_tokens'] loop
+    v_text := p_usage ->> v_field;
+    if v_text is null then
+      continue;
+    end if;
+    begin
+      v_number := v_text::numeric;
+      if v_number >= 0 and v_number < 'Infinity' and v_number < (case v_field when 'cost_usd' then 1000000 else 1e15 end) then
+        v_values := v_values || jsonb_build_object(v_field, case v_field when 'cost_usd' then round(v_number, 6) else trunc(v_number) end);
+      end if;
+    exception when others then
+      null; -- not a number: unknown, as if it had not been said
+    end;
+  end loop;
+  return v_values || case when btrim(p_usage ->> 'model') <> '' then jsonb_build_object('model', left(p_usage ->> 'model', 300)) else '{}'::jsonb end;
+end
+$$;
+
+COMMENT ON FUNCTION public.workflow_usage_values(p_usage jsonb) IS 'What a report of usage {cost_usd, input_tokens, output_tokens, cached_tokens, model} really says: what is no number, negative, NaN or beyond belief is left out, so it stays unknown.';
 
 CREATE TABLE public.agent_budgets (
     agent_id uuid NOT NULL,
@@ -2000,6 +4040,20 @@ CREATE VIEW public.agent_inbox_due WITH (security_invoker='true') AS
 
 COMMENT ON VIEW public.agent_inbox_due IS 'Open items with attempts left and when each may be worked on (due_at): pending at once, failed after its retry delay, leased when its lease ends.';
 
+CREATE TABLE public.agent_profiles (
+    tenant_id uuid DEFAULT '00000000-0000-0000-0000-000000000000'::uuid NOT NULL,
+    agent_id text NOT NULL,
+    department_id text,
+    display_name text,
+    role text,
+    capabilities text[] DEFAULT '{}'::text[] NOT NULL,
+    created_at timestamp with time zone DEFAULT now() NOT NULL,
+    updated_at timestamp with time zone DEFAULT now() NOT NULL,
+    CONSTRAINT agent_profiles_agent_id_check CHECK ((agent_id <> ''::text))
+);
+
+COMMENT ON TABLE public.agent_profiles IS 'What an agent (by slug) is in the organisation: department, role, capabilities. A department without a row in departments is a name of its own.';
+
 CREATE TABLE public.agent_usage (
     id uuid DEFAULT gen_random_uuid() NOT NULL,
     tenant_id uuid DEFAULT '00000000-0000-0000-0000-000000000000'::uuid NOT NULL,
@@ -2041,6 +4095,98 @@ CREATE TABLE public.agents (
     created_at timestamp with time zone DEFAULT now() NOT NULL,
     updated_at timestamp with time zone DEFAULT now() NOT NULL
 );
+
+CREATE TABLE public.workflow_audit_log (
+    id bigint NOT NULL,
+    tenant_id uuid DEFAULT '00000000-0000-0000-0000-000000000000'::uuid NOT NULL,
+    actor text NOT NULL,
+    action text NOT NULL,
+    class text,
+    severity text,
+    target text,
+    before jsonb,
+    after jsonb,
+    allowed boolean DEFAULT true NOT NULL,
+    at timestamp with time zone DEFAULT now() NOT NULL
+);
+
+COMMENT ON TABLE public.workflow_audit_log IS 'Who did, or was denied, what to which run. Denials are audited too.';
+
+CREATE VIEW public.audit_log WITH (security_invoker='true') AS
+ SELECT id,
+    tenant_id,
+    actor,
+    action,
+    class,
+    severity,
+    target,
+    before,
+    after,
+    allowed,
+    at
+   FROM public.workflow_audit_log;
+
+COMMENT ON VIEW public.audit_log IS 'workflow_audit_log under its short name, where no other table has it.';
+
+CREATE TABLE public.budget_events (
+    id bigint NOT NULL,
+    tenant_id uuid DEFAULT '00000000-0000-0000-0000-000000000000'::uuid NOT NULL,
+    budget_id uuid NOT NULL,
+    period_key text NOT NULL,
+    event_kind text NOT NULL,
+    detail jsonb DEFAULT '{}'::jsonb NOT NULL,
+    created_at timestamp with time zone DEFAULT clock_timestamp() NOT NULL,
+    CONSTRAINT budget_events_event_kind_check CHECK ((event_kind = ANY (ARRAY['warned'::text, 'paused'::text, 'hard_stopped'::text, 'recovered'::text])))
+);
+
+COMMENT ON TABLE public.budget_events IS 'Breaches of budgets and their ends: each kind once per budget and period.';
+
+ALTER TABLE public.budget_events ALTER COLUMN id ADD GENERATED ALWAYS AS IDENTITY (
+    SEQUENCE NAME public.budget_events_id_seq
+    START WITH 1
+    INCREMENT BY 1
+    NO MINVALUE
+    NO MAXVALUE
+    CACHE 1
+);
+
+CREATE TABLE public.budgets (
+    id uuid DEFAULT gen_random_uuid() NOT NULL,
+    tenant_id uuid DEFAULT '00000000-0000-0000-0000-000000000000'::uuid NOT NULL,
+    name text NOT NULL,
+    scope text NOT NULL,
+    scope_id text,
+    period text NOT NULL,
+    timezone text DEFAULT 'UTC'::text NOT NULL,
+    cap_usd numeric(14,6),
+    cap_tokens bigint,
+    action_on_exceed text DEFAULT 'warn'::text NOT NULL,
+    active boolean DEFAULT true NOT NULL,
+    fail_closed boolean DEFAULT false NOT NULL,
+    created_at timestamp with time zone DEFAULT now() NOT NULL,
+    updated_at timestamp with time zone DEFAULT now() NOT NULL,
+    CONSTRAINT budgets_action_on_exceed_check CHECK ((action_on_exceed = ANY (ARRAY['warn'::text, 'pause_new_runs'::text, 'hard_stop'::text]))),
+    CONSTRAINT budgets_cap_tokens_check CHECK ((cap_tokens >= 0)),
+    CONSTRAINT budgets_cap_usd_check CHECK (((cap_usd >= (0)::numeric) AND (cap_usd <> 'NaN'::numeric))),
+    CONSTRAINT budgets_fleet_has_no_scope_id CHECK (((scope = 'fleet'::text) = (scope_id IS NULL))),
+    CONSTRAINT budgets_name_check CHECK ((name <> ''::text)),
+    CONSTRAINT budgets_one_cap CHECK ((num_nonnulls(cap_usd, cap_tokens) = 1)),
+    CONSTRAINT budgets_period_check CHECK ((period = ANY (ARRAY['daily'::text, 'weekly'::text, 'monthly'::text]))),
+    CONSTRAINT budgets_scope_check CHECK ((scope = ANY (ARRAY['agent'::text, 'department'::text, 'project'::text, 'fleet'::text]))),
+    CONSTRAINT budgets_scope_id_check CHECK ((scope_id <> ''::text))
+);
+
+COMMENT ON TABLE public.budgets IS 'What may be spent per period of its zone by an agent, a department, a project (a workflow type) or the whole fleet. fail_closed: holds runs when it cannot be evaluated.';
+
+CREATE TABLE public.departments (
+    tenant_id uuid DEFAULT '00000000-0000-0000-0000-000000000000'::uuid NOT NULL,
+    id text DEFAULT (gen_random_uuid())::text NOT NULL,
+    name text NOT NULL,
+    created_at timestamp with time zone DEFAULT now() NOT NULL,
+    CONSTRAINT departments_id_check CHECK ((id <> ''::text))
+);
+
+COMMENT ON TABLE public.departments IS 'Departments agents belong to, for budgets.';
 
 CREATE TABLE public.dispatcher_gateways (
     gateway_id uuid NOT NULL,
@@ -2138,6 +4284,137 @@ CREATE TABLE public.tenants (
     updated_at timestamp with time zone DEFAULT now() NOT NULL
 );
 
+CREATE TABLE public.workflow_agent_routing (
+    tenant_id uuid DEFAULT '00000000-0000-0000-0000-000000000000'::uuid NOT NULL,
+    workflow_type text NOT NULL,
+    agent_id text NOT NULL,
+    priority integer DEFAULT 0 NOT NULL,
+    max_concurrent integer DEFAULT 1 NOT NULL,
+    timeout_minutes integer DEFAULT 60 NOT NULL,
+    created_at timestamp with time zone DEFAULT now() NOT NULL,
+    CONSTRAINT workflow_agent_routing_agent_id_check CHECK ((agent_id <> ''::text)),
+    CONSTRAINT workflow_agent_routing_max_concurrent_check CHECK ((max_concurrent >= 0)),
+    CONSTRAINT workflow_agent_routing_timeout_minutes_check CHECK ((timeout_minutes > 0)),
+    CONSTRAINT workflow_agent_routing_workflow_type_check CHECK ((workflow_type <> ''::text))
+);
+
+COMMENT ON TABLE public.workflow_agent_routing IS 'Which agent (slug) runs a workflow type, how many at once (0: none), and for how long.';
+
+CREATE TABLE public.workflow_approvals (
+    id uuid DEFAULT gen_random_uuid() NOT NULL,
+    tenant_id uuid DEFAULT '00000000-0000-0000-0000-000000000000'::uuid NOT NULL,
+    run_id uuid NOT NULL,
+    step_name text NOT NULL,
+    approver_id text,
+    status text DEFAULT 'pending'::text NOT NULL,
+    note text,
+    requested_by text,
+    decided_by text,
+    decided_at timestamp with time zone,
+    due_at timestamp with time zone,
+    expires_at timestamp with time zone,
+    escalated_to text,
+    created_at timestamp with time zone DEFAULT now() NOT NULL,
+    updated_at timestamp with time zone DEFAULT now() NOT NULL,
+    CONSTRAINT workflow_approvals_status_check CHECK ((status = ANY (ARRAY['pending'::text, 'approved'::text, 'rejected'::text, 'cancelled'::text, 'expired'::text])))
+);
+
+COMMENT ON TABLE public.workflow_approvals IS 'Approvals a run waits for.';
+
+ALTER TABLE public.workflow_audit_log ALTER COLUMN id ADD GENERATED ALWAYS AS IDENTITY (
+    SEQUENCE NAME public.workflow_audit_log_id_seq
+    START WITH 1
+    INCREMENT BY 1
+    NO MINVALUE
+    NO MAXVALUE
+    CACHE 1
+);
+
+CREATE TABLE public.workflow_claims (
+    claim_token uuid NOT NULL,
+    tenant_id uuid NOT NULL,
+    run_id uuid NOT NULL,
+    workflow_type text NOT NULL,
+    agent_id text,
+    session_id text NOT NULL,
+    attempt integer NOT NULL,
+    claimed_at timestamp with time zone DEFAULT now() NOT NULL,
+    ended_at timestamp with time zone,
+    ended_as text,
+    cost_usd numeric(12,6),
+    tokens bigint,
+    accounted_at timestamp with time zone,
+    CONSTRAINT workflow_claims_ended_as_something CHECK (((ended_at IS NULL) = (ended_as IS NULL)))
+);
+
+COMMENT ON TABLE public.workflow_claims IS 'Every claim of a run: which session held which attempt and how that ended. Costs of a claim that was lost are booked here, once.';
+
+CREATE TABLE public.workflow_notifications (
+    id uuid DEFAULT gen_random_uuid() NOT NULL,
+    tenant_id uuid NOT NULL,
+    run_id uuid NOT NULL,
+    attempt integer NOT NULL,
+    agent_id text NOT NULL,
+    gateway_id uuid,
+    state text DEFAULT 'pending'::text NOT NULL,
+    tries integer DEFAULT 0 NOT NULL,
+    next_try_at timestamp with time zone DEFAULT now() NOT NULL,
+    claim_token uuid,
+    claimed_until timestamp with time zone,
+    last_error text,
+    sent_at timestamp with time zone,
+    created_at timestamp with time zone DEFAULT now() NOT NULL,
+    CONSTRAINT workflow_notifications_sending_is_claimed CHECK (((state = 'sending'::text) = ((claim_token IS NOT NULL) AND (claimed_until IS NOT NULL)))),
+    CONSTRAINT workflow_notifications_sent_has_time CHECK (((state = 'sent'::text) = (sent_at IS NOT NULL))),
+    CONSTRAINT workflow_notifications_state_check CHECK ((state = ANY (ARRAY['pending'::text, 'sending'::text, 'sent'::text, 'failed'::text, 'obsolete'::text])))
+);
+
+COMMENT ON TABLE public.workflow_notifications IS 'The outbox: one row per dispatch, to be told to its agent by the daemon of its gateway (any daemon of the tenant where the agent has none).';
+
+CREATE TABLE public.workflow_respawns (
+    run_id uuid NOT NULL,
+    attempt integer NOT NULL,
+    tenant_id uuid NOT NULL,
+    wake_id uuid,
+    session_id text NOT NULL,
+    previous_session_id text,
+    created_at timestamp with time zone DEFAULT now() NOT NULL
+);
+
+COMMENT ON TABLE public.workflow_respawns IS 'Orphans that were spawned again: at most one row per attempt of a run, whatever restarts in between.';
+
+CREATE TABLE public.workflow_run_events (
+    id bigint NOT NULL,
+    tenant_id uuid NOT NULL,
+    run_id uuid NOT NULL,
+    from_status text NOT NULL,
+    to_status text NOT NULL,
+    attempt integer NOT NULL,
+    actor text,
+    reason text,
+    at timestamp with time zone DEFAULT clock_timestamp() NOT NULL
+);
+
+COMMENT ON TABLE public.workflow_run_events IS 'One row per transition of a run, written by trigger. Append-only.';
+
+ALTER TABLE public.workflow_run_events ALTER COLUMN id ADD GENERATED ALWAYS AS IDENTITY (
+    SEQUENCE NAME public.workflow_run_events_id_seq
+    START WITH 1
+    INCREMENT BY 1
+    NO MINVALUE
+    NO MAXVALUE
+    CACHE 1
+);
+
+CREATE TABLE public.workflow_run_transitions (
+    from_status text NOT NULL,
+    to_status text NOT NULL,
+    meaning text NOT NULL,
+    needs_override boolean DEFAULT false NOT NULL
+);
+
+COMMENT ON TABLE public.workflow_run_transitions IS 'The whole state table of a run: what is not in it is refused. needs_override: only override_failure, which is audited, may do it.';
+
 CREATE TABLE public.workspace (
     id uuid DEFAULT gen_random_uuid() NOT NULL,
     tenant_id uuid DEFAULT '00000000-0000-0000-0000-000000000000'::uuid NOT NULL,
@@ -2161,6 +4438,9 @@ ALTER TABLE ONLY public.agent_budgets
 ALTER TABLE ONLY public.agent_inbox_items
     ADD CONSTRAINT agent_inbox_items_pkey PRIMARY KEY (id);
 
+ALTER TABLE ONLY public.agent_profiles
+    ADD CONSTRAINT agent_profiles_pkey PRIMARY KEY (tenant_id, agent_id);
+
 ALTER TABLE ONLY public.agent_usage
     ADD CONSTRAINT agent_usage_pkey PRIMARY KEY (id);
 
@@ -2178,6 +4458,18 @@ ALTER TABLE ONLY public.agents
 
 ALTER TABLE ONLY public.agents
     ADD CONSTRAINT agents_tenant_id_slug_key UNIQUE (tenant_id, slug);
+
+ALTER TABLE ONLY public.budget_events
+    ADD CONSTRAINT budget_events_once UNIQUE (budget_id, period_key, event_kind);
+
+ALTER TABLE ONLY public.budget_events
+    ADD CONSTRAINT budget_events_pkey PRIMARY KEY (id);
+
+ALTER TABLE ONLY public.budgets
+    ADD CONSTRAINT budgets_pkey PRIMARY KEY (id);
+
+ALTER TABLE ONLY public.departments
+    ADD CONSTRAINT departments_pkey PRIMARY KEY (tenant_id, id);
 
 ALTER TABLE ONLY public.dispatcher_gateways
     ADD CONSTRAINT dispatcher_gateways_pkey PRIMARY KEY (gateway_id);
@@ -2215,25 +4507,67 @@ ALTER TABLE ONLY public.tenants
 ALTER TABLE ONLY public.agent_inbox_items
     ADD CONSTRAINT uq_inbox_dedup UNIQUE (tenant_id, dedup_key);
 
+ALTER TABLE ONLY public.workflow_agent_routing
+    ADD CONSTRAINT workflow_agent_routing_pkey PRIMARY KEY (tenant_id, workflow_type);
+
+ALTER TABLE ONLY public.workflow_approvals
+    ADD CONSTRAINT workflow_approvals_pkey PRIMARY KEY (id);
+
+ALTER TABLE ONLY public.workflow_audit_log
+    ADD CONSTRAINT workflow_audit_log_pkey PRIMARY KEY (id);
+
+ALTER TABLE ONLY public.workflow_claims
+    ADD CONSTRAINT workflow_claims_pkey PRIMARY KEY (claim_token);
+
+ALTER TABLE ONLY public.workflow_notifications
+    ADD CONSTRAINT workflow_notifications_pkey PRIMARY KEY (id);
+
+ALTER TABLE ONLY public.workflow_notifications
+    ADD CONSTRAINT workflow_notifications_run_id_attempt_key UNIQUE (run_id, attempt);
+
+ALTER TABLE ONLY public.workflow_respawns
+    ADD CONSTRAINT workflow_respawns_pkey PRIMARY KEY (run_id, attempt);
+
+ALTER TABLE ONLY public.workflow_run_events
+    ADD CONSTRAINT workflow_run_events_pkey PRIMARY KEY (id);
+
+ALTER TABLE ONLY public.workflow_run_transitions
+    ADD CONSTRAINT workflow_run_transitions_pkey PRIMARY KEY (from_status, to_status);
+
+ALTER TABLE ONLY public.workflow_runs
+    ADD CONSTRAINT workflow_runs_pkey PRIMARY KEY (id);
+
 ALTER TABLE ONLY public.workspace
     ADD CONSTRAINT workspace_pkey PRIMARY KEY (id);
 
 ALTER TABLE ONLY public.workspace
     ADD CONSTRAINT workspace_tenant_id_key UNIQUE (tenant_id);
 
+CREATE INDEX agent_inbox_items_completed ON public.agent_inbox_items USING btree (agent_id, completed_at) WHERE (completed_at IS NOT NULL);
+
+CREATE INDEX agent_inbox_items_failed ON public.agent_inbox_items USING btree (agent_id, failed_at) WHERE (failed_at IS NOT NULL);
+
 CREATE INDEX agent_inbox_items_open ON public.agent_inbox_items USING btree (agent_id, created_at) WHERE (status = ANY (ARRAY['pending'::public.inbox_item_status, 'failed'::public.inbox_item_status, 'leased'::public.inbox_item_status]));
 
-CREATE INDEX agent_wake_state_waitlist ON public.agent_wake_state USING btree (waitlisted_at, waiting_since) WHERE (waitlisted_at IS NOT NULL);
+CREATE INDEX agent_profiles_by_department ON public.agent_profiles USING btree (tenant_id, department_id) WHERE (department_id IS NOT NULL);
+
+CREATE INDEX agent_wake_state_waitlist ON public.agent_wake_state USING btree (waitlisted_at, waiting_since, agent_id) WHERE (waitlisted_at IS NOT NULL);
 
 CREATE INDEX agent_wakes_by_agent ON public.agent_wakes USING btree (agent_id, claimed_at DESC);
 
 CREATE INDEX agent_wakes_by_request ON public.agent_wakes USING btree (claim_request) WHERE (claim_request IS NOT NULL);
+
+CREATE INDEX agent_wakes_by_workflow_run ON public.agent_wakes USING btree (workflow_run_id) WHERE (workflow_run_id IS NOT NULL);
 
 CREATE INDEX agent_wakes_ended ON public.agent_wakes USING btree (ended_at) WHERE (ended_at IS NOT NULL);
 
 CREATE INDEX agent_wakes_live_by_gateway ON public.agent_wakes USING btree (gateway_id) WHERE (state = ANY (ARRAY['starting'::text, 'running'::text]));
 
 CREATE UNIQUE INDEX agent_wakes_one_live_per_agent ON public.agent_wakes USING btree (agent_id) WHERE (state = ANY (ARRAY['starting'::text, 'running'::text]));
+
+CREATE INDEX agent_wakes_to_stop ON public.agent_wakes USING btree (instance_id) WHERE ((stop_cause IS NOT NULL) AND (ended_at IS NULL));
+
+CREATE UNIQUE INDEX budgets_one_active ON public.budgets USING btree (tenant_id, scope, COALESCE(scope_id, ''::text), period) WHERE active;
 
 CREATE INDEX dispatcher_instances_by_gateway ON public.dispatcher_instances USING btree (gateway_id, last_heartbeat_at);
 
@@ -2245,6 +4579,48 @@ CREATE UNIQUE INDEX inbox_item_origins_once ON public.inbox_item_origins USING b
 
 CREATE INDEX task_relations_by_source ON public.task_relations USING btree (source_task_id, relation_type);
 
+CREATE INDEX workflow_approvals_by_run ON public.workflow_approvals USING btree (run_id, status);
+
+CREATE INDEX workflow_approvals_expiring ON public.workflow_approvals USING btree (tenant_id, expires_at) WHERE ((status = 'pending'::text) AND (expires_at IS NOT NULL));
+
+CREATE INDEX workflow_audit_log_by_time ON public.workflow_audit_log USING btree (tenant_id, at DESC);
+
+CREATE INDEX workflow_claims_accounted ON public.workflow_claims USING btree (tenant_id, accounted_at) WHERE (accounted_at IS NOT NULL);
+
+CREATE INDEX workflow_claims_by_run ON public.workflow_claims USING btree (run_id, claimed_at);
+
+CREATE INDEX workflow_notifications_due ON public.workflow_notifications USING btree (tenant_id, next_try_at) WHERE (state = ANY (ARRAY['pending'::text, 'sending'::text]));
+
+CREATE INDEX workflow_respawns_by_wake ON public.workflow_respawns USING btree (wake_id) WHERE (wake_id IS NOT NULL);
+
+CREATE INDEX workflow_run_events_by_run ON public.workflow_run_events USING btree (run_id, id);
+
+CREATE INDEX workflow_runs_accounted ON public.workflow_runs USING btree (tenant_id, accounted_at) INCLUDE (cost_estimate, reserved_usd, input_tokens, output_tokens, reserved_tokens, workflow_type) WHERE (accounted_at IS NOT NULL);
+
+CREATE INDEX workflow_runs_accounted_by_agent ON public.workflow_runs USING btree (tenant_id, owner_agent_id, accounted_at) INCLUDE (cost_estimate, reserved_usd, input_tokens, output_tokens, reserved_tokens, workflow_type) WHERE (accounted_at IS NOT NULL);
+
+CREATE INDEX workflow_runs_accounted_by_type ON public.workflow_runs USING btree (tenant_id, workflow_type, accounted_at) INCLUDE (cost_estimate, reserved_usd, input_tokens, output_tokens, reserved_tokens) WHERE (accounted_at IS NOT NULL);
+
+CREATE INDEX workflow_runs_active ON public.workflow_runs USING btree (tenant_id, workflow_type, status) WHERE (status = ANY (ARRAY['dispatched'::text, 'claimed'::text, 'running'::text]));
+
+CREATE INDEX workflow_runs_by_status ON public.workflow_runs USING btree (tenant_id, status, workflow_type);
+
+CREATE INDEX workflow_runs_by_wake ON public.workflow_runs USING btree (wake_id) WHERE (wake_id IS NOT NULL);
+
+CREATE INDEX workflow_runs_dispatched_to ON public.workflow_runs USING btree (tenant_id, owner_agent_id, dispatched_at) WHERE (status = 'dispatched'::text);
+
+CREATE INDEX workflow_runs_newest ON public.workflow_runs USING btree (tenant_id, created_at DESC);
+
+CREATE UNIQUE INDEX workflow_runs_once ON public.workflow_runs USING btree (tenant_id, request_key) WHERE (request_key IS NOT NULL);
+
+CREATE INDEX workflow_runs_queued ON public.workflow_runs USING btree (tenant_id, workflow_type, queued_at) WHERE (status = 'queued'::text);
+
+CREATE INDEX workflow_runs_queued_pinned ON public.workflow_runs USING btree (tenant_id, workflow_type, pinned_agent_id) WHERE ((status = 'queued'::text) AND (pinned_agent_id IS NOT NULL));
+
+CREATE INDEX workflow_runs_reported ON public.workflow_runs USING btree (tenant_id, workflow_type, reported_at DESC) WHERE ((reported_at IS NOT NULL) AND (finished_at IS NOT NULL));
+
+CREATE TRIGGER budgets_hint AFTER UPDATE ON public.budgets FOR EACH ROW WHEN (((old.cap_usd IS DISTINCT FROM new.cap_usd) OR (old.cap_tokens IS DISTINCT FROM new.cap_tokens) OR (old.active IS DISTINCT FROM new.active) OR (old.action_on_exceed IS DISTINCT FROM new.action_on_exceed))) EXECUTE FUNCTION public.hint_workflow_rules();
+
 CREATE TRIGGER dispatcher_agent_hint AFTER UPDATE OF status, gateway_id ON public.agents FOR EACH ROW WHEN (((old.status IS DISTINCT FROM new.status) OR (old.gateway_id IS DISTINCT FROM new.gateway_id))) EXECUTE FUNCTION public.hint_agent_change();
 
 CREATE TRIGGER dispatcher_budget_hint AFTER UPDATE OF status, monthly_limit_usd, hard_cutoff ON public.agent_budgets FOR EACH ROW WHEN (((old.status IS DISTINCT FROM new.status) OR (old.monthly_limit_usd IS DISTINCT FROM new.monthly_limit_usd) OR (old.hard_cutoff IS DISTINCT FROM new.hard_cutoff))) EXECUTE FUNCTION public.hint_budget_change();
@@ -2252,6 +4628,20 @@ CREATE TRIGGER dispatcher_budget_hint AFTER UPDATE OF status, monthly_limit_usd,
 CREATE TRIGGER dispatcher_inbox_insert_hint AFTER INSERT ON public.agent_inbox_items REFERENCING NEW TABLE AS new_items FOR EACH STATEMENT EXECUTE FUNCTION public.hint_inbox_insert();
 
 CREATE TRIGGER dispatcher_inbox_update_note AFTER UPDATE OF status ON public.agent_inbox_items FOR EACH ROW WHEN ((old.status IS DISTINCT FROM new.status)) EXECUTE FUNCTION public.note_inbox_update();
+
+CREATE TRIGGER workflow_agent_routing_hint AFTER INSERT OR UPDATE ON public.workflow_agent_routing FOR EACH ROW EXECUTE FUNCTION public.hint_workflow_rules();
+
+CREATE TRIGGER workflow_run_events_append_only BEFORE UPDATE ON public.workflow_run_events FOR EACH ROW EXECUTE FUNCTION public.refuse_workflow_event_change();
+
+CREATE TRIGGER workflow_runs_guard BEFORE UPDATE ON public.workflow_runs FOR EACH ROW EXECUTE FUNCTION public.guard_workflow_transition();
+
+CREATE TRIGGER workflow_runs_insert_hint AFTER INSERT ON public.workflow_runs REFERENCING NEW TABLE AS new_runs FOR EACH STATEMENT EXECUTE FUNCTION public.hint_workflow_insert();
+
+CREATE TRIGGER workflow_runs_prepare BEFORE INSERT ON public.workflow_runs FOR EACH ROW EXECUTE FUNCTION public.prepare_workflow_run();
+
+CREATE TRIGGER workflow_runs_record AFTER UPDATE ON public.workflow_runs FOR EACH ROW WHEN (((old.status IS DISTINCT FROM new.status) OR (old.dispatch_attempts IS DISTINCT FROM new.dispatch_attempts))) EXECUTE FUNCTION public.record_workflow_transition();
+
+CREATE TRIGGER workflow_runs_update_hint AFTER UPDATE OF status ON public.workflow_runs FOR EACH ROW WHEN (((old.status IS DISTINCT FROM new.status) AND ((new.status = 'queued'::text) OR (new.status = ANY (ARRAY['completed'::text, 'failed'::text, 'timed_out'::text, 'cancelled'::text, 'blocked'::text, 'waiting_for_approval'::text]))))) EXECUTE FUNCTION public.hint_workflow_update();
 
 ALTER TABLE ONLY public.agent_budgets
     ADD CONSTRAINT agent_budgets_agent_id_fkey FOREIGN KEY (agent_id) REFERENCES public.agents(id) ON DELETE CASCADE;
@@ -2267,6 +4657,9 @@ ALTER TABLE ONLY public.agent_inbox_items
 
 ALTER TABLE ONLY public.agent_inbox_items
     ADD CONSTRAINT agent_inbox_items_tenant_id_fkey FOREIGN KEY (tenant_id) REFERENCES public.tenants(id) ON DELETE CASCADE;
+
+ALTER TABLE ONLY public.agent_profiles
+    ADD CONSTRAINT agent_profiles_tenant_id_fkey FOREIGN KEY (tenant_id) REFERENCES public.tenants(id) ON DELETE CASCADE;
 
 ALTER TABLE ONLY public.agent_usage
     ADD CONSTRAINT agent_usage_agent_id_fkey FOREIGN KEY (agent_id) REFERENCES public.agents(id) ON DELETE CASCADE;
@@ -2295,6 +4688,9 @@ ALTER TABLE ONLY public.agent_wakes
 ALTER TABLE ONLY public.agent_wakes
     ADD CONSTRAINT agent_wakes_tenant_id_fkey FOREIGN KEY (tenant_id) REFERENCES public.tenants(id) ON DELETE CASCADE;
 
+ALTER TABLE ONLY public.agent_wakes
+    ADD CONSTRAINT agent_wakes_workflow_run_id_fkey FOREIGN KEY (workflow_run_id) REFERENCES public.workflow_runs(id) ON DELETE SET NULL;
+
 ALTER TABLE ONLY public.agents
     ADD CONSTRAINT agents_gateway_id_fkey FOREIGN KEY (gateway_id) REFERENCES public.gateways(id) ON DELETE SET NULL;
 
@@ -2303,6 +4699,18 @@ ALTER TABLE ONLY public.agents
 
 ALTER TABLE ONLY public.agents
     ADD CONSTRAINT agents_tenant_id_fkey FOREIGN KEY (tenant_id) REFERENCES public.tenants(id) ON DELETE CASCADE;
+
+ALTER TABLE ONLY public.budget_events
+    ADD CONSTRAINT budget_events_budget_id_fkey FOREIGN KEY (budget_id) REFERENCES public.budgets(id) ON DELETE CASCADE;
+
+ALTER TABLE ONLY public.budget_events
+    ADD CONSTRAINT budget_events_tenant_id_fkey FOREIGN KEY (tenant_id) REFERENCES public.tenants(id) ON DELETE CASCADE;
+
+ALTER TABLE ONLY public.budgets
+    ADD CONSTRAINT budgets_tenant_id_fkey FOREIGN KEY (tenant_id) REFERENCES public.tenants(id) ON DELETE CASCADE;
+
+ALTER TABLE ONLY public.departments
+    ADD CONSTRAINT departments_tenant_id_fkey FOREIGN KEY (tenant_id) REFERENCES public.tenants(id) ON DELETE CASCADE;
 
 ALTER TABLE ONLY public.dispatcher_gateways
     ADD CONSTRAINT dispatcher_gateways_gateway_id_fkey FOREIGN KEY (gateway_id) REFERENCES public.gateways(id) ON DELETE CASCADE;
@@ -2367,12 +4775,62 @@ ALTER TABLE ONLY public.tasks
 ALTER TABLE ONLY public.tasks
     ADD CONSTRAINT tasks_tenant_id_fkey FOREIGN KEY (tenant_id) REFERENCES public.tenants(id) ON DELETE CASCADE;
 
+ALTER TABLE ONLY public.workflow_agent_routing
+    ADD CONSTRAINT workflow_agent_routing_tenant_id_fkey FOREIGN KEY (tenant_id) REFERENCES public.tenants(id) ON DELETE CASCADE;
+
+ALTER TABLE ONLY public.workflow_approvals
+    ADD CONSTRAINT workflow_approvals_run_id_fkey FOREIGN KEY (run_id) REFERENCES public.workflow_runs(id) ON DELETE CASCADE;
+
+ALTER TABLE ONLY public.workflow_approvals
+    ADD CONSTRAINT workflow_approvals_tenant_id_fkey FOREIGN KEY (tenant_id) REFERENCES public.tenants(id) ON DELETE CASCADE;
+
+ALTER TABLE ONLY public.workflow_audit_log
+    ADD CONSTRAINT workflow_audit_log_tenant_id_fkey FOREIGN KEY (tenant_id) REFERENCES public.tenants(id) ON DELETE CASCADE;
+
+ALTER TABLE ONLY public.workflow_claims
+    ADD CONSTRAINT workflow_claims_run_id_fkey FOREIGN KEY (run_id) REFERENCES public.workflow_runs(id) ON DELETE CASCADE;
+
+ALTER TABLE ONLY public.workflow_claims
+    ADD CONSTRAINT workflow_claims_tenant_id_fkey FOREIGN KEY (tenant_id) REFERENCES public.tenants(id) ON DELETE CASCADE;
+
+ALTER TABLE ONLY public.workflow_notifications
+    ADD CONSTRAINT workflow_notifications_gateway_id_fkey FOREIGN KEY (gateway_id) REFERENCES public.gateways(id) ON DELETE CASCADE;
+
+ALTER TABLE ONLY public.workflow_notifications
+    ADD CONSTRAINT workflow_notifications_run_id_fkey FOREIGN KEY (run_id) REFERENCES public.workflow_runs(id) ON DELETE CASCADE;
+
+ALTER TABLE ONLY public.workflow_notifications
+    ADD CONSTRAINT workflow_notifications_tenant_id_fkey FOREIGN KEY (tenant_id) REFERENCES public.tenants(id) ON DELETE CASCADE;
+
+ALTER TABLE ONLY public.workflow_respawns
+    ADD CONSTRAINT workflow_respawns_run_id_fkey FOREIGN KEY (run_id) REFERENCES public.workflow_runs(id) ON DELETE CASCADE;
+
+ALTER TABLE ONLY public.workflow_respawns
+    ADD CONSTRAINT workflow_respawns_tenant_id_fkey FOREIGN KEY (tenant_id) REFERENCES public.tenants(id) ON DELETE CASCADE;
+
+ALTER TABLE ONLY public.workflow_respawns
+    ADD CONSTRAINT workflow_respawns_wake_id_fkey FOREIGN KEY (wake_id) REFERENCES public.agent_wakes(id) ON DELETE SET NULL;
+
+ALTER TABLE ONLY public.workflow_run_events
+    ADD CONSTRAINT workflow_run_events_run_id_fkey FOREIGN KEY (run_id) REFERENCES public.workflow_runs(id) ON DELETE CASCADE;
+
+ALTER TABLE ONLY public.workflow_run_events
+    ADD CONSTRAINT workflow_run_events_tenant_id_fkey FOREIGN KEY (tenant_id) REFERENCES public.tenants(id) ON DELETE CASCADE;
+
+ALTER TABLE ONLY public.workflow_runs
+    ADD CONSTRAINT workflow_runs_tenant_id_fkey FOREIGN KEY (tenant_id) REFERENCES public.tenants(id) ON DELETE CASCADE;
+
+ALTER TABLE ONLY public.workflow_runs
+    ADD CONSTRAINT workflow_runs_wake_id_fkey FOREIGN KEY (wake_id) REFERENCES public.agent_wakes(id) ON DELETE SET NULL;
+
 ALTER TABLE ONLY public.workspace
     ADD CONSTRAINT workspace_tenant_id_fkey FOREIGN KEY (tenant_id) REFERENCES public.tenants(id) ON DELETE CASCADE;
 
 ALTER TABLE public.agent_budgets ENABLE ROW LEVEL SECURITY;
 
 ALTER TABLE public.agent_inbox_items ENABLE ROW LEVEL SECURITY;
+
+ALTER TABLE public.agent_profiles ENABLE ROW LEVEL SECURITY;
 
 ALTER TABLE public.agent_usage ENABLE ROW LEVEL SECURITY;
 
@@ -2381,6 +4839,12 @@ ALTER TABLE public.agent_wake_state ENABLE ROW LEVEL SECURITY;
 ALTER TABLE public.agent_wakes ENABLE ROW LEVEL SECURITY;
 
 ALTER TABLE public.agents ENABLE ROW LEVEL SECURITY;
+
+ALTER TABLE public.budget_events ENABLE ROW LEVEL SECURITY;
+
+ALTER TABLE public.budgets ENABLE ROW LEVEL SECURITY;
+
+ALTER TABLE public.departments ENABLE ROW LEVEL SECURITY;
 
 ALTER TABLE public.dispatcher_gateways ENABLE ROW LEVEL SECURITY;
 
@@ -2418,15 +4882,53 @@ CREATE POLICY tenant_isolation ON public.tenants TO authenticated USING ((id = p
 
 CREATE POLICY tenant_isolation ON public.workspace TO authenticated USING ((tenant_id = public.current_tenant_id())) WITH CHECK ((tenant_id = public.current_tenant_id()));
 
+CREATE POLICY tenant_reads ON public.agent_profiles FOR SELECT TO authenticated USING ((tenant_id = public.current_tenant_id()));
+
 CREATE POLICY tenant_reads ON public.agent_wake_state FOR SELECT TO authenticated USING ((tenant_id = public.current_tenant_id()));
 
 CREATE POLICY tenant_reads ON public.agent_wakes FOR SELECT TO authenticated USING ((tenant_id = public.current_tenant_id()));
+
+CREATE POLICY tenant_reads ON public.budget_events FOR SELECT TO authenticated USING ((tenant_id = public.current_tenant_id()));
+
+CREATE POLICY tenant_reads ON public.budgets FOR SELECT TO authenticated USING ((tenant_id = public.current_tenant_id()));
+
+CREATE POLICY tenant_reads ON public.departments FOR SELECT TO authenticated USING ((tenant_id = public.current_tenant_id()));
 
 CREATE POLICY tenant_reads ON public.dispatcher_instances FOR SELECT TO authenticated USING ((tenant_id = public.current_tenant_id()));
 
 CREATE POLICY tenant_reads ON public.inbox_item_origins FOR SELECT TO authenticated USING ((tenant_id = public.current_tenant_id()));
 
+CREATE POLICY tenant_reads ON public.workflow_agent_routing FOR SELECT TO authenticated USING ((tenant_id = public.current_tenant_id()));
+
+CREATE POLICY tenant_reads ON public.workflow_approvals FOR SELECT TO authenticated USING ((tenant_id = public.current_tenant_id()));
+
+CREATE POLICY tenant_reads ON public.workflow_audit_log FOR SELECT TO authenticated USING ((tenant_id = public.current_tenant_id()));
+
+CREATE POLICY tenant_reads ON public.workflow_run_events FOR SELECT TO authenticated USING ((tenant_id = public.current_tenant_id()));
+
+CREATE POLICY tenant_reads ON public.workflow_run_transitions FOR SELECT TO authenticated USING (true);
+
+CREATE POLICY tenant_reads ON public.workflow_runs FOR SELECT TO authenticated USING ((tenant_id = public.current_tenant_id()));
+
 ALTER TABLE public.tenants ENABLE ROW LEVEL SECURITY;
+
+ALTER TABLE public.workflow_agent_routing ENABLE ROW LEVEL SECURITY;
+
+ALTER TABLE public.workflow_approvals ENABLE ROW LEVEL SECURITY;
+
+ALTER TABLE public.workflow_audit_log ENABLE ROW LEVEL SECURITY;
+
+ALTER TABLE public.workflow_claims ENABLE ROW LEVEL SECURITY;
+
+ALTER TABLE public.workflow_notifications ENABLE ROW LEVEL SECURITY;
+
+ALTER TABLE public.workflow_respawns ENABLE ROW LEVEL SECURITY;
+
+ALTER TABLE public.workflow_run_events ENABLE ROW LEVEL SECURITY;
+
+ALTER TABLE public.workflow_run_transitions ENABLE ROW LEVEL SECURITY;
+
+ALTER TABLE public.workflow_runs ENABLE ROW LEVEL SECURITY;
 
 ALTER TABLE public.workspace ENABLE ROW LEVEL SECURITY;
 
@@ -2437,17 +4939,47 @@ GRANT USAGE ON SCHEMA public TO service_role;
 REVOKE ALL ON FUNCTION public.adopt_wake(p_instance_id uuid, p_wake_id uuid, p_claim_token uuid, p_host_id text, p_pid integer, p_pid_started_at double precision) FROM PUBLIC;
 GRANT ALL ON FUNCTION public.adopt_wake(p_instance_id uuid, p_wake_id uuid, p_claim_token uuid, p_host_id text, p_pid integer, p_pid_started_at double precision) TO service_role;
 
+REVOKE ALL ON FUNCTION public.audit_workflow_action(p_tenant_id uuid, p_actor text, p_action text, p_class text, p_severity text, p_target text, p_before jsonb, p_after jsonb, p_allowed boolean) FROM PUBLIC;
+GRANT ALL ON FUNCTION public.audit_workflow_action(p_tenant_id uuid, p_actor text, p_action text, p_class text, p_severity text, p_target text, p_before jsonb, p_after jsonb, p_allowed boolean) TO service_role;
+
+REVOKE ALL ON FUNCTION public.book_lost_claim_usage(p_tenant_id uuid, p_run_id uuid, p_session text, p_claim_token uuid, p_usage jsonb) FROM PUBLIC;
+GRANT ALL ON FUNCTION public.book_lost_claim_usage(p_tenant_id uuid, p_run_id uuid, p_session text, p_claim_token uuid, p_usage jsonb) TO service_role;
+
+GRANT ALL ON TABLE public.workflow_runs TO service_role;
+GRANT SELECT ON TABLE public.workflow_runs TO authenticated;
+
+REVOKE ALL ON FUNCTION public.book_workflow_usage(p_run public.workflow_runs, p_usage jsonb) FROM PUBLIC;
+GRANT ALL ON FUNCTION public.book_workflow_usage(p_run public.workflow_runs, p_usage jsonb) TO service_role;
+
+REVOKE ALL ON FUNCTION public.broadcast_budget_event(p_tenant_id uuid, p_frame jsonb) FROM PUBLIC;
+GRANT ALL ON FUNCTION public.broadcast_budget_event(p_tenant_id uuid, p_frame jsonb) TO service_role;
+
 REVOKE ALL ON FUNCTION public.broadcast_hints_available() FROM PUBLIC;
 GRANT ALL ON FUNCTION public.broadcast_hints_available() TO service_role;
 
 REVOKE ALL ON FUNCTION public.budget_blocks(p_agent_id uuid, p_now timestamp with time zone) FROM PUBLIC;
 GRANT ALL ON FUNCTION public.budget_blocks(p_agent_id uuid, p_now timestamp with time zone) TO service_role;
 
+REVOKE ALL ON FUNCTION public.budget_frame(p_budget jsonb, p_kind text) FROM PUBLIC;
+GRANT ALL ON FUNCTION public.budget_frame(p_budget jsonb, p_kind text) TO service_role;
+
+REVOKE ALL ON FUNCTION public.budget_ledger(p_tenant_id uuid, p_limit integer) FROM PUBLIC;
+GRANT ALL ON FUNCTION public.budget_ledger(p_tenant_id uuid, p_limit integer) TO service_role;
+
+REVOKE ALL ON FUNCTION public.budget_states(p_budgets jsonb) FROM PUBLIC;
+GRANT ALL ON FUNCTION public.budget_states(p_budgets jsonb) TO service_role;
+
+REVOKE ALL ON FUNCTION public.budget_verdict(p_budgets jsonb, p_agent_id text, p_department_id text, p_workflow_type text, p_usd numeric, p_tokens numeric, OUT verdict text, OUT budget_id uuid, OUT warned integer) FROM PUBLIC;
+GRANT ALL ON FUNCTION public.budget_verdict(p_budgets jsonb, p_agent_id text, p_department_id text, p_workflow_type text, p_usd numeric, p_tokens numeric, OUT verdict text, OUT budget_id uuid, OUT warned integer) TO service_role;
+
 GRANT ALL ON TABLE public.dispatcher_instances TO service_role;
 GRANT SELECT ON TABLE public.dispatcher_instances TO authenticated;
 
 REVOKE ALL ON FUNCTION public.bury_spent_items(p_instance public.dispatcher_instances) FROM PUBLIC;
 GRANT ALL ON FUNCTION public.bury_spent_items(p_instance public.dispatcher_instances) TO service_role;
+
+REVOKE ALL ON FUNCTION public.cancel_workflow_run(p_tenant_id uuid, p_run_id uuid, p_actor text, p_reason text) FROM PUBLIC;
+GRANT ALL ON FUNCTION public.cancel_workflow_run(p_tenant_id uuid, p_run_id uuid, p_actor text, p_reason text) TO service_role;
 
 REVOKE ALL ON FUNCTION public.claim_one_wake(p_instance public.dispatcher_instances, p_agent_id uuid, p_path text, p_item_ids uuid[], p_request uuid) FROM PUBLIC;
 GRANT ALL ON FUNCTION public.claim_one_wake(p_instance public.dispatcher_instances, p_agent_id uuid, p_path text, p_item_ids uuid[], p_request uuid) TO service_role;
@@ -2458,6 +4990,12 @@ GRANT ALL ON FUNCTION public.claim_waiting_wakes(p_instance_id uuid, p_limit int
 REVOKE ALL ON FUNCTION public.claim_wakes(p_instance_id uuid, p_claims jsonb, p_request uuid) FROM PUBLIC;
 GRANT ALL ON FUNCTION public.claim_wakes(p_instance_id uuid, p_claims jsonb, p_request uuid) TO service_role;
 
+REVOKE ALL ON FUNCTION public.claim_workflow_notifications(p_instance_id uuid, p_limit integer, p_lease_seconds integer, p_known_agents text[]) FROM PUBLIC;
+GRANT ALL ON FUNCTION public.claim_workflow_notifications(p_instance_id uuid, p_limit integer, p_lease_seconds integer, p_known_agents text[]) TO service_role;
+
+REVOKE ALL ON FUNCTION public.claim_workflow_run(p_tenant_id uuid, p_run_id uuid, p_session text, p_agent text, p_wake_id uuid) FROM PUBLIC;
+GRANT ALL ON FUNCTION public.claim_workflow_run(p_tenant_id uuid, p_run_id uuid, p_session text, p_agent text, p_wake_id uuid) TO service_role;
+
 REVOKE ALL ON FUNCTION public.clean_inbox_reason(p_reason text) FROM PUBLIC;
 GRANT ALL ON FUNCTION public.clean_inbox_reason(p_reason text) TO service_role;
 
@@ -2467,9 +5005,27 @@ GRANT ALL ON FUNCTION public.close_inbox_item(p_item_id uuid, p_lease_token uuid
 REVOKE ALL ON FUNCTION public.complete_inbox_item(p_item_id uuid) FROM PUBLIC;
 GRANT ALL ON FUNCTION public.complete_inbox_item(p_item_id uuid) TO service_role;
 
+REVOKE ALL ON FUNCTION public.complete_workflow_row(p_run public.workflow_runs) FROM PUBLIC;
+GRANT ALL ON FUNCTION public.complete_workflow_row(p_run public.workflow_runs) TO service_role;
+
+REVOKE ALL ON FUNCTION public.complete_workflow_run(p_tenant_id uuid, p_run_id uuid, p_session text, p_output jsonb, p_usage jsonb, p_claim_token uuid) FROM PUBLIC;
+GRANT ALL ON FUNCTION public.complete_workflow_run(p_tenant_id uuid, p_run_id uuid, p_session text, p_output jsonb, p_usage jsonb, p_claim_token uuid) TO service_role;
+
 REVOKE ALL ON FUNCTION public.current_tenant_id() FROM PUBLIC;
 GRANT ALL ON FUNCTION public.current_tenant_id() TO authenticated;
 GRANT ALL ON FUNCTION public.current_tenant_id() TO service_role;
+
+REVOKE ALL ON FUNCTION public.deactivate_budget(p_tenant_id uuid, p_budget text) FROM PUBLIC;
+GRANT ALL ON FUNCTION public.deactivate_budget(p_tenant_id uuid, p_budget text) TO service_role;
+
+REVOKE ALL ON FUNCTION public.dispatch_queued_runs(p_tenant_id uuid, p_settings jsonb, p_estimates jsonb, p_budgets jsonb) FROM PUBLIC;
+GRANT ALL ON FUNCTION public.dispatch_queued_runs(p_tenant_id uuid, p_settings jsonb, p_estimates jsonb, p_budgets jsonb) TO service_role;
+
+REVOKE ALL ON FUNCTION public.dispatch_workflow_run(p_run_id uuid, p_agent_id text, p_usd numeric, p_tokens numeric) FROM PUBLIC;
+GRANT ALL ON FUNCTION public.dispatch_workflow_run(p_run_id uuid, p_agent_id text, p_usd numeric, p_tokens numeric) TO service_role;
+
+REVOKE ALL ON FUNCTION public.dispatch_workflows(p_instance_id uuid, p_settings jsonb) FROM PUBLIC;
+GRANT ALL ON FUNCTION public.dispatch_workflows(p_instance_id uuid, p_settings jsonb) TO service_role;
 
 REVOKE ALL ON FUNCTION public.dispatcher_gateway_topic(p_gateway_id uuid) FROM PUBLIC;
 GRANT ALL ON FUNCTION public.dispatcher_gateway_topic(p_gateway_id uuid) TO service_role;
@@ -2480,8 +5036,20 @@ GRANT ALL ON FUNCTION public.dispatcher_status(p_tenant_id uuid, p_gateway text,
 REVOKE ALL ON FUNCTION public.end_wake(p_wake_id uuid, p_claim_token uuid, p_ending text, p_exit_code integer, p_error text) FROM PUBLIC;
 GRANT ALL ON FUNCTION public.end_wake(p_wake_id uuid, p_claim_token uuid, p_ending text, p_exit_code integer, p_error text) TO service_role;
 
+REVOKE ALL ON FUNCTION public.end_workflow_claim(p_run public.workflow_runs, p_as text) FROM PUBLIC;
+GRANT ALL ON FUNCTION public.end_workflow_claim(p_run public.workflow_runs, p_as text) TO service_role;
+
+REVOKE ALL ON FUNCTION public.enforce_budgets(p_tenant_id uuid, p_budgets jsonb) FROM PUBLIC;
+GRANT ALL ON FUNCTION public.enforce_budgets(p_tenant_id uuid, p_budgets jsonb) TO service_role;
+
+REVOKE ALL ON FUNCTION public.enqueue_workflow_run(p_tenant_id uuid, p_workflow_type text, p_input jsonb, p_priority integer, p_initiator text, p_task_id text, p_agent text, p_not_before timestamp with time zone, p_request_key text) FROM PUBLIC;
+GRANT ALL ON FUNCTION public.enqueue_workflow_run(p_tenant_id uuid, p_workflow_type text, p_input jsonb, p_priority integer, p_initiator text, p_task_id text, p_agent text, p_not_before timestamp with time zone, p_request_key text) TO service_role;
+
 REVOKE ALL ON FUNCTION public.escalate_inbox_item(p_item_id uuid, p_lease_token uuid, p_reason text) FROM PUBLIC;
 GRANT ALL ON FUNCTION public.escalate_inbox_item(p_item_id uuid, p_lease_token uuid, p_reason text) TO service_role;
+
+REVOKE ALL ON FUNCTION public.evaluate_budgets(p_tenant_id uuid, p_estimates jsonb, p_now timestamp with time zone) FROM PUBLIC;
+GRANT ALL ON FUNCTION public.evaluate_budgets(p_tenant_id uuid, p_estimates jsonb, p_now timestamp with time zone) TO service_role;
 
 REVOKE ALL ON FUNCTION public.expire_inbox_items(p_tenant_id uuid, p_gateway text, p_item_ids uuid[], p_reason text) FROM PUBLIC;
 GRANT ALL ON FUNCTION public.expire_inbox_items(p_tenant_id uuid, p_gateway text, p_item_ids uuid[], p_reason text) TO service_role;
@@ -2491,6 +5059,9 @@ GRANT ALL ON FUNCTION public.expire_stale_items(p_instance public.dispatcher_ins
 
 REVOKE ALL ON FUNCTION public.fail_inbox_item(p_item_id uuid, p_reason text) FROM PUBLIC;
 GRANT ALL ON FUNCTION public.fail_inbox_item(p_item_id uuid, p_reason text) TO service_role;
+
+REVOKE ALL ON FUNCTION public.fail_workflow_run(p_tenant_id uuid, p_run_id uuid, p_session text, p_error text, p_usage jsonb, p_claim_token uuid) FROM PUBLIC;
+GRANT ALL ON FUNCTION public.fail_workflow_run(p_tenant_id uuid, p_run_id uuid, p_session text, p_error text, p_usage jsonb, p_claim_token uuid) TO service_role;
 
 REVOKE ALL ON FUNCTION public.fill_waitlist(p_instance public.dispatcher_instances) FROM PUBLIC;
 GRANT ALL ON FUNCTION public.fill_waitlist(p_instance public.dispatcher_instances) TO service_role;
@@ -2504,14 +5075,29 @@ GRANT SELECT ON TABLE public.agent_wakes TO authenticated;
 REVOKE ALL ON FUNCTION public.find_sender_wake(p_agent_id uuid) FROM PUBLIC;
 GRANT ALL ON FUNCTION public.find_sender_wake(p_agent_id uuid) TO service_role;
 
+REVOKE ALL ON FUNCTION public.finish_workflow_notifications(p_instance_id uuid, p_results jsonb) FROM PUBLIC;
+GRANT ALL ON FUNCTION public.finish_workflow_notifications(p_instance_id uuid, p_results jsonb) TO service_role;
+
+REVOKE ALL ON FUNCTION public.finish_workflow_run(p_tenant_id uuid, p_run_id uuid, p_session text, p_claim_token uuid, p_status text, p_output jsonb, p_error text, p_usage jsonb) FROM PUBLIC;
+GRANT ALL ON FUNCTION public.finish_workflow_run(p_tenant_id uuid, p_run_id uuid, p_session text, p_claim_token uuid, p_status text, p_output jsonb, p_error text, p_usage jsonb) TO service_role;
+
+REVOKE ALL ON FUNCTION public.gateway_of_workflow_agent(p_tenant_id uuid, p_agent_id text) FROM PUBLIC;
+GRANT ALL ON FUNCTION public.gateway_of_workflow_agent(p_tenant_id uuid, p_agent_id text) TO service_role;
+
 REVOKE ALL ON FUNCTION public.gateway_settings(p_gateway_id uuid) FROM PUBLIC;
 GRANT ALL ON FUNCTION public.gateway_settings(p_gateway_id uuid) TO service_role;
 
 REVOKE ALL ON FUNCTION public.give_up_item(p_item_id uuid, p_reason text) FROM PUBLIC;
 GRANT ALL ON FUNCTION public.give_up_item(p_item_id uuid, p_reason text) TO service_role;
 
+REVOKE ALL ON FUNCTION public.guard_workflow_transition() FROM PUBLIC;
+GRANT ALL ON FUNCTION public.guard_workflow_transition() TO service_role;
+
 REVOKE ALL ON FUNCTION public.heartbeat_dispatcher_instance(p_instance_id uuid, p_live_wake_ids uuid[], p_nonce uuid, p_facts jsonb) FROM PUBLIC;
 GRANT ALL ON FUNCTION public.heartbeat_dispatcher_instance(p_instance_id uuid, p_live_wake_ids uuid[], p_nonce uuid, p_facts jsonb) TO service_role;
+
+REVOKE ALL ON FUNCTION public.heartbeat_workflow_run(p_tenant_id uuid, p_run_id uuid, p_session text, p_claim_token uuid, p_usage jsonb) FROM PUBLIC;
+GRANT ALL ON FUNCTION public.heartbeat_workflow_run(p_tenant_id uuid, p_run_id uuid, p_session text, p_claim_token uuid, p_usage jsonb) TO service_role;
 
 REVOKE ALL ON FUNCTION public.hint_agent_change() FROM PUBLIC;
 GRANT ALL ON FUNCTION public.hint_agent_change() TO service_role;
@@ -2521,6 +5107,18 @@ GRANT ALL ON FUNCTION public.hint_budget_change() TO service_role;
 
 REVOKE ALL ON FUNCTION public.hint_inbox_insert() FROM PUBLIC;
 GRANT ALL ON FUNCTION public.hint_inbox_insert() TO service_role;
+
+REVOKE ALL ON FUNCTION public.hint_workflow_daemons(p_tenant_id uuid, p_run_id uuid) FROM PUBLIC;
+GRANT ALL ON FUNCTION public.hint_workflow_daemons(p_tenant_id uuid, p_run_id uuid) TO service_role;
+
+REVOKE ALL ON FUNCTION public.hint_workflow_insert() FROM PUBLIC;
+GRANT ALL ON FUNCTION public.hint_workflow_insert() TO service_role;
+
+REVOKE ALL ON FUNCTION public.hint_workflow_rules() FROM PUBLIC;
+GRANT ALL ON FUNCTION public.hint_workflow_rules() TO service_role;
+
+REVOKE ALL ON FUNCTION public.hint_workflow_update() FROM PUBLIC;
+GRANT ALL ON FUNCTION public.hint_workflow_update() TO service_role;
 
 REVOKE ALL ON FUNCTION public.inbox_close_verdict(p_item_id uuid, p_code text) FROM PUBLIC;
 GRANT ALL ON FUNCTION public.inbox_close_verdict(p_item_id uuid, p_code text) TO service_role;
@@ -2537,6 +5135,9 @@ GRANT ALL ON FUNCTION public.inbox_post_key(p_request_key text, p_wake_id uuid, 
 REVOKE ALL ON FUNCTION public.inbox_retry_delay(p_attempt integer) FROM PUBLIC;
 GRANT ALL ON FUNCTION public.inbox_retry_delay(p_attempt integer) TO service_role;
 
+REVOKE ALL ON FUNCTION public.is_in_budget_scope(p_scope text, p_scope_id text, p_agent_id text, p_department_id text, p_workflow_type text) FROM PUBLIC;
+GRANT ALL ON FUNCTION public.is_in_budget_scope(p_scope text, p_scope_id text, p_agent_id text, p_department_id text, p_workflow_type text) TO service_role;
+
 GRANT ALL ON TABLE public.agent_inbox_items TO service_role;
 GRANT SELECT,INSERT,DELETE,UPDATE ON TABLE public.agent_inbox_items TO authenticated;
 
@@ -2549,35 +5150,98 @@ GRANT ALL ON FUNCTION public.lease_inbox_items(p_tenant_id uuid, p_agent_slug te
 REVOKE ALL ON FUNCTION public.lease_one_inbox_item(p_item_id uuid, p_lease_seconds integer, p_lease_token uuid, p_wake_id uuid) FROM PUBLIC;
 GRANT ALL ON FUNCTION public.lease_one_inbox_item(p_item_id uuid, p_lease_seconds integer, p_lease_token uuid, p_wake_id uuid) TO service_role;
 
+REVOKE ALL ON FUNCTION public.list_budgets(p_tenant_id uuid, p_default_usd numeric) FROM PUBLIC;
+GRANT ALL ON FUNCTION public.list_budgets(p_tenant_id uuid, p_default_usd numeric) TO service_role;
+
 REVOKE ALL ON FUNCTION public.list_inbox_items(p_tenant_id uuid, p_gateway text, p_agent text, p_status text, p_limit integer) FROM PUBLIC;
 GRANT ALL ON FUNCTION public.list_inbox_items(p_tenant_id uuid, p_gateway text, p_agent text, p_status text, p_limit integer) TO service_role;
+
+REVOKE ALL ON FUNCTION public.list_workflow_runs(p_tenant_id uuid, p_status text, p_workflow_type text, p_agent text, p_limit integer) FROM PUBLIC;
+GRANT ALL ON FUNCTION public.list_workflow_runs(p_tenant_id uuid, p_status text, p_workflow_type text, p_agent text, p_limit integer) TO service_role;
 
 REVOKE ALL ON FUNCTION public.lock_inbox_lease(p_item_id uuid, p_lease_token uuid, p_outcomes text[]) FROM PUBLIC;
 GRANT ALL ON FUNCTION public.lock_inbox_lease(p_item_id uuid, p_lease_token uuid, p_outcomes text[]) TO service_role;
 
+REVOKE ALL ON FUNCTION public.lock_workflow_run(p_tenant_id uuid, p_run_id uuid) FROM PUBLIC;
+GRANT ALL ON FUNCTION public.lock_workflow_run(p_tenant_id uuid, p_run_id uuid) TO service_role;
+
 REVOKE ALL ON FUNCTION public.mark_agent_stalled(p_agent_id uuid) FROM PUBLIC;
 GRANT ALL ON FUNCTION public.mark_agent_stalled(p_agent_id uuid) TO service_role;
 
-REVOKE ALL ON FUNCTION public.mark_wake_items(p_item_ids uuid[], p_agent_id uuid, p_success boolean) FROM PUBLIC;
-GRANT ALL ON FUNCTION public.mark_wake_items(p_item_ids uuid[], p_agent_id uuid, p_success boolean) TO service_role;
+REVOKE ALL ON FUNCTION public.mark_unrouted_runs(p_tenant_id uuid) FROM PUBLIC;
+GRANT ALL ON FUNCTION public.mark_unrouted_runs(p_tenant_id uuid) TO service_role;
 
 REVOKE ALL ON FUNCTION public.merge_inbox_context(p_context jsonb, p_changes jsonb) FROM PUBLIC;
 GRANT ALL ON FUNCTION public.merge_inbox_context(p_context jsonb, p_changes jsonb) TO service_role;
 
+REVOKE ALL ON FUNCTION public.monitor_workflows(p_instance_id uuid, p_settings jsonb) FROM PUBLIC;
+GRANT ALL ON FUNCTION public.monitor_workflows(p_instance_id uuid, p_settings jsonb) TO service_role;
+
+REVOKE ALL ON FUNCTION public.next_workflow_moment(p_tenant_id uuid, p_settings jsonb) FROM PUBLIC;
+GRANT ALL ON FUNCTION public.next_workflow_moment(p_tenant_id uuid, p_settings jsonb) TO service_role;
+
+REVOKE ALL ON FUNCTION public.note_held_runs(p_tenant_id uuid, p_budgets jsonb, p_budget_id uuid) FROM PUBLIC;
+GRANT ALL ON FUNCTION public.note_held_runs(p_tenant_id uuid, p_budgets jsonb, p_budget_id uuid) TO service_role;
+
 REVOKE ALL ON FUNCTION public.note_inbox_update() FROM PUBLIC;
 GRANT ALL ON FUNCTION public.note_inbox_update() TO service_role;
+
+REVOKE ALL ON FUNCTION public.note_wake_progress(p_run public.workflow_runs) FROM PUBLIC;
+GRANT ALL ON FUNCTION public.note_wake_progress(p_run public.workflow_runs) TO service_role;
+
+REVOKE ALL ON FUNCTION public.note_workflow_actor(p_actor text, p_reason text) FROM PUBLIC;
+GRANT ALL ON FUNCTION public.note_workflow_actor(p_actor text, p_reason text) TO service_role;
+
+REVOKE ALL ON FUNCTION public.open_wake_facts(p_wake public.agent_wakes) FROM PUBLIC;
+GRANT ALL ON FUNCTION public.open_wake_facts(p_wake public.agent_wakes) TO service_role;
 
 REVOKE ALL ON FUNCTION public.open_wakes_of_others(p_instance_id uuid) FROM PUBLIC;
 GRANT ALL ON FUNCTION public.open_wakes_of_others(p_instance_id uuid) TO service_role;
 
+REVOKE ALL ON FUNCTION public.orphan_after_seconds(p_settings jsonb) FROM PUBLIC;
+GRANT ALL ON FUNCTION public.orphan_after_seconds(p_settings jsonb) TO service_role;
+
+REVOKE ALL ON FUNCTION public.poll_workflow_runs(p_tenant_id uuid, p_agent text, p_limit integer) FROM PUBLIC;
+GRANT ALL ON FUNCTION public.poll_workflow_runs(p_tenant_id uuid, p_agent text, p_limit integer) TO service_role;
+
 REVOKE ALL ON FUNCTION public.post_inbox_item(p_tenant_id uuid, p_from_agent_slug text, p_to_agent_slug text, p_event_type text, p_summary text, p_context jsonb, p_request_key text) FROM PUBLIC;
 GRANT ALL ON FUNCTION public.post_inbox_item(p_tenant_id uuid, p_from_agent_slug text, p_to_agent_slug text, p_event_type text, p_summary text, p_context jsonb, p_request_key text) TO service_role;
+
+REVOKE ALL ON FUNCTION public.prepare_workflow_run() FROM PUBLIC;
+GRANT ALL ON FUNCTION public.prepare_workflow_run() TO service_role;
+
+REVOKE ALL ON FUNCTION public.prune_workflow_rows(p_tenant_id uuid) FROM PUBLIC;
+GRANT ALL ON FUNCTION public.prune_workflow_rows(p_tenant_id uuid) TO service_role;
+
+REVOKE ALL ON FUNCTION public.record_budget_event(p_tenant_id uuid, p_budget jsonb, p_kind text, p_detail jsonb) FROM PUBLIC;
+GRANT ALL ON FUNCTION public.record_budget_event(p_tenant_id uuid, p_budget jsonb, p_kind text, p_detail jsonb) TO service_role;
+
+REVOKE ALL ON FUNCTION public.record_budget_recoveries(p_tenant_id uuid, p_budgets jsonb) FROM PUBLIC;
+GRANT ALL ON FUNCTION public.record_budget_recoveries(p_tenant_id uuid, p_budgets jsonb) TO service_role;
+
+REVOKE ALL ON FUNCTION public.record_workflow_transition() FROM PUBLIC;
+GRANT ALL ON FUNCTION public.record_workflow_transition() TO service_role;
+
+REVOKE ALL ON FUNCTION public.refuse_workflow_caller(p_code text, p_run public.workflow_runs, p_tenant_id uuid, p_run_id uuid, p_session text, p_claim_token uuid, p_usage jsonb) FROM PUBLIC;
+GRANT ALL ON FUNCTION public.refuse_workflow_caller(p_code text, p_run public.workflow_runs, p_tenant_id uuid, p_run_id uuid, p_session text, p_claim_token uuid, p_usage jsonb) TO service_role;
+
+REVOKE ALL ON FUNCTION public.refuse_workflow_event_change() FROM PUBLIC;
+GRANT ALL ON FUNCTION public.refuse_workflow_event_change() TO service_role;
 
 REVOKE ALL ON FUNCTION public.register_dispatcher_instance(p_tenant_id uuid, p_gateway text, p_identity jsonb, p_settings jsonb) FROM PUBLIC;
 GRANT ALL ON FUNCTION public.register_dispatcher_instance(p_tenant_id uuid, p_gateway text, p_identity jsonb, p_settings jsonb) TO service_role;
 
+REVOKE ALL ON FUNCTION public.release_stale_claims(p_tenant_id uuid, p_settings jsonb) FROM PUBLIC;
+GRANT ALL ON FUNCTION public.release_stale_claims(p_tenant_id uuid, p_settings jsonb) TO service_role;
+
 REVOKE ALL ON FUNCTION public.release_wake_leases(p_wake public.agent_wakes, p_give_back boolean, p_reason text) FROM PUBLIC;
 GRANT ALL ON FUNCTION public.release_wake_leases(p_wake public.agent_wakes, p_give_back boolean, p_reason text) TO service_role;
+
+REVOKE ALL ON FUNCTION public.release_workflow_run(p_tenant_id uuid, p_run_id uuid, p_session text, p_claim_token uuid) FROM PUBLIC;
+GRANT ALL ON FUNCTION public.release_workflow_run(p_tenant_id uuid, p_run_id uuid, p_session text, p_claim_token uuid) TO service_role;
+
+REVOKE ALL ON FUNCTION public.remove_workflow_route(p_tenant_id uuid, p_workflow_type text) FROM PUBLIC;
+GRANT ALL ON FUNCTION public.remove_workflow_route(p_tenant_id uuid, p_workflow_type text) TO service_role;
 
 REVOKE ALL ON FUNCTION public.renew_wake_leases(p_instance_id uuid, p_wake_ids uuid[], p_lease_seconds integer) FROM PUBLIC;
 GRANT ALL ON FUNCTION public.renew_wake_leases(p_instance_id uuid, p_wake_ids uuid[], p_lease_seconds integer) TO service_role;
@@ -2585,23 +5249,53 @@ GRANT ALL ON FUNCTION public.renew_wake_leases(p_instance_id uuid, p_wake_ids uu
 REVOKE ALL ON FUNCTION public.report_wakes(p_instance_id uuid, p_reports jsonb, p_claim_limit integer, p_request uuid) FROM PUBLIC;
 GRANT ALL ON FUNCTION public.report_wakes(p_instance_id uuid, p_reports jsonb, p_claim_limit integer, p_request uuid) TO service_role;
 
+REVOKE ALL ON FUNCTION public.report_workflow_usage(p_tenant_id uuid, p_run_id uuid, p_session text, p_usage jsonb, p_claim_token uuid) FROM PUBLIC;
+GRANT ALL ON FUNCTION public.report_workflow_usage(p_tenant_id uuid, p_run_id uuid, p_session text, p_usage jsonb, p_claim_token uuid) TO service_role;
+
 REVOKE ALL ON FUNCTION public.request_wake(p_tenant_id uuid, p_gateway text, p_agent text, p_dry_run boolean, p_settings jsonb) FROM PUBLIC;
 GRANT ALL ON FUNCTION public.request_wake(p_tenant_id uuid, p_gateway text, p_agent text, p_dry_run boolean, p_settings jsonb) TO service_role;
 
 REVOKE ALL ON FUNCTION public.requeue_inbox_items(p_tenant_id uuid, p_gateway text, p_agent text, p_item_ids uuid[]) FROM PUBLIC;
 GRANT ALL ON FUNCTION public.requeue_inbox_items(p_tenant_id uuid, p_gateway text, p_agent text, p_item_ids uuid[]) TO service_role;
 
+REVOKE ALL ON FUNCTION public.reserve_in_budgets(p_budgets jsonb, p_agent_id text, p_department_id text, p_workflow_type text, p_usd numeric, p_tokens numeric) FROM PUBLIC;
+GRANT ALL ON FUNCTION public.reserve_in_budgets(p_budgets jsonb, p_agent_id text, p_department_id text, p_workflow_type text, p_usd numeric, p_tokens numeric) TO service_role;
+
 REVOKE ALL ON FUNCTION public.reset_wake_failures(p_agent_id uuid) FROM PUBLIC;
 GRANT ALL ON FUNCTION public.reset_wake_failures(p_agent_id uuid) TO service_role;
+
+REVOKE ALL ON FUNCTION public.respawn_workflow_run(p_instance_id uuid, p_run_id uuid, p_claim_token uuid, p_settings jsonb, p_request uuid) FROM PUBLIC;
+GRANT ALL ON FUNCTION public.respawn_workflow_run(p_instance_id uuid, p_run_id uuid, p_claim_token uuid, p_settings jsonb, p_request uuid) TO service_role;
+
+REVOKE ALL ON FUNCTION public.retry_stale_dispatches(p_tenant_id uuid, p_settings jsonb, p_estimates jsonb, p_budgets jsonb) FROM PUBLIC;
+GRANT ALL ON FUNCTION public.retry_stale_dispatches(p_tenant_id uuid, p_settings jsonb, p_estimates jsonb, p_budgets jsonb) TO service_role;
+
+REVOKE ALL ON FUNCTION public.retry_workflow_run(p_tenant_id uuid, p_run_id uuid, p_actor text, p_reason text) FROM PUBLIC;
+GRANT ALL ON FUNCTION public.retry_workflow_run(p_tenant_id uuid, p_run_id uuid, p_actor text, p_reason text) TO service_role;
+
+REVOKE ALL ON FUNCTION public.return_workflow_run(p_run public.workflow_runs, p_how text) FROM PUBLIC;
+GRANT ALL ON FUNCTION public.return_workflow_run(p_run public.workflow_runs, p_how text) TO service_role;
 
 REVOKE ALL ON FUNCTION public.running_instance(p_instance_id uuid) FROM PUBLIC;
 GRANT ALL ON FUNCTION public.running_instance(p_instance_id uuid) TO service_role;
 
+REVOKE ALL ON FUNCTION public.seed_workflow_routes(p_tenant_id uuid) FROM PUBLIC;
+GRANT ALL ON FUNCTION public.seed_workflow_routes(p_tenant_id uuid) TO service_role;
+
 REVOKE ALL ON FUNCTION public.send_gateway_hint(p_gateway_id uuid, p_event text, p_payload jsonb) FROM PUBLIC;
 GRANT ALL ON FUNCTION public.send_gateway_hint(p_gateway_id uuid, p_event text, p_payload jsonb) TO service_role;
 
+REVOKE ALL ON FUNCTION public.set_budget(p_tenant_id uuid, p_name text, p_scope text, p_scope_id text, p_period text, p_cap_usd numeric, p_cap_tokens bigint, p_action text, p_timezone text, p_fail_closed boolean, p_budget_id uuid) FROM PUBLIC;
+GRANT ALL ON FUNCTION public.set_budget(p_tenant_id uuid, p_name text, p_scope text, p_scope_id text, p_period text, p_cap_usd numeric, p_cap_tokens bigint, p_action text, p_timezone text, p_fail_closed boolean, p_budget_id uuid) TO service_role;
+
+REVOKE ALL ON FUNCTION public.set_workflow_route(p_tenant_id uuid, p_workflow_type text, p_agent text, p_priority integer, p_max_concurrent integer, p_timeout_minutes integer) FROM PUBLIC;
+GRANT ALL ON FUNCTION public.set_workflow_route(p_tenant_id uuid, p_workflow_type text, p_agent text, p_priority integer, p_max_concurrent integer, p_timeout_minutes integer) TO service_role;
+
 REVOKE ALL ON FUNCTION public.settle_stalled_agents(p_instance public.dispatcher_instances) FROM PUBLIC;
 GRANT ALL ON FUNCTION public.settle_stalled_agents(p_instance public.dispatcher_instances) TO service_role;
+
+REVOKE ALL ON FUNCTION public.show_workflow_run(p_tenant_id uuid, p_run_id uuid) FROM PUBLIC;
+GRANT ALL ON FUNCTION public.show_workflow_run(p_tenant_id uuid, p_run_id uuid) TO service_role;
 
 REVOKE ALL ON FUNCTION public.spend_attempt_of_lost_wake(p_wake public.agent_wakes) FROM PUBLIC;
 GRANT ALL ON FUNCTION public.spend_attempt_of_lost_wake(p_wake public.agent_wakes) TO service_role;
@@ -2609,17 +5303,32 @@ GRANT ALL ON FUNCTION public.spend_attempt_of_lost_wake(p_wake public.agent_wake
 REVOKE ALL ON FUNCTION public.start_wake(p_wake_id uuid, p_claim_token uuid, p_host_id text, p_pid integer, p_pid_started_at double precision) FROM PUBLIC;
 GRANT ALL ON FUNCTION public.start_wake(p_wake_id uuid, p_claim_token uuid, p_host_id text, p_pid integer, p_pid_started_at double precision) TO service_role;
 
+REVOKE ALL ON FUNCTION public.start_workflow_run(p_run public.workflow_runs) FROM PUBLIC;
+GRANT ALL ON FUNCTION public.start_workflow_run(p_run public.workflow_runs) TO service_role;
+
 REVOKE ALL ON FUNCTION public.stop_dispatcher_instance(p_instance_id uuid) FROM PUBLIC;
 GRANT ALL ON FUNCTION public.stop_dispatcher_instance(p_instance_id uuid) TO service_role;
+
+REVOKE ALL ON FUNCTION public.stop_runs_of_budget(p_tenant_id uuid, p_budget jsonb) FROM PUBLIC;
+GRANT ALL ON FUNCTION public.stop_runs_of_budget(p_tenant_id uuid, p_budget jsonb) TO service_role;
 
 REVOKE ALL ON FUNCTION public.stop_wake_chains(p_instance public.dispatcher_instances) FROM PUBLIC;
 GRANT ALL ON FUNCTION public.stop_wake_chains(p_instance public.dispatcher_instances) TO service_role;
 
+REVOKE ALL ON FUNCTION public.stop_workflow_run(p_run public.workflow_runs, p_error text) FROM PUBLIC;
+GRANT ALL ON FUNCTION public.stop_workflow_run(p_run public.workflow_runs, p_error text) TO service_role;
+
 REVOKE ALL ON FUNCTION public.sweep_inbox(p_instance_id uuid, p_claim_limit integer, p_request uuid) FROM PUBLIC;
 GRANT ALL ON FUNCTION public.sweep_inbox(p_instance_id uuid, p_claim_limit integer, p_request uuid) TO service_role;
 
+REVOKE ALL ON FUNCTION public.time_out_runs(p_tenant_id uuid) FROM PUBLIC;
+GRANT ALL ON FUNCTION public.time_out_runs(p_tenant_id uuid) TO service_role;
+
 REVOKE ALL ON FUNCTION public.wait_for_next_wake(p_agent_id uuid, p_settings jsonb) FROM PUBLIC;
 GRANT ALL ON FUNCTION public.wait_for_next_wake(p_agent_id uuid, p_settings jsonb) TO service_role;
+
+REVOKE ALL ON FUNCTION public.waiting_workflow_groups(p_tenant_id uuid, p_estimates jsonb, p_budgets jsonb) FROM PUBLIC;
+GRANT ALL ON FUNCTION public.waiting_workflow_groups(p_tenant_id uuid, p_estimates jsonb, p_budgets jsonb) TO service_role;
 
 REVOKE ALL ON FUNCTION public.wake_blockers(p_item_id uuid) FROM PUBLIC;
 GRANT ALL ON FUNCTION public.wake_blockers(p_item_id uuid) TO service_role;
@@ -2645,6 +5354,45 @@ GRANT ALL ON FUNCTION public.wake_grant(p_wake public.agent_wakes) TO service_ro
 REVOKE ALL ON FUNCTION public.wake_has_progress(p_wake public.agent_wakes) FROM PUBLIC;
 GRANT ALL ON FUNCTION public.wake_has_progress(p_wake public.agent_wakes) TO service_role;
 
+REVOKE ALL ON FUNCTION public.wakes_to_stop(p_instance_id uuid) FROM PUBLIC;
+GRANT ALL ON FUNCTION public.wakes_to_stop(p_instance_id uuid) TO service_role;
+
+REVOKE ALL ON FUNCTION public.workflow_age_points(p_queued_at timestamp with time zone, p_now timestamp with time zone) FROM PUBLIC;
+GRANT ALL ON FUNCTION public.workflow_age_points(p_queued_at timestamp with time zone, p_now timestamp with time zone) TO service_role;
+
+REVOKE ALL ON FUNCTION public.workflow_answer(p_code text, p_run public.workflow_runs) FROM PUBLIC;
+GRANT ALL ON FUNCTION public.workflow_answer(p_code text, p_run public.workflow_runs) TO service_role;
+
+REVOKE ALL ON FUNCTION public.workflow_claim_state(p_run public.workflow_runs, p_session text, p_claim_token uuid) FROM PUBLIC;
+GRANT ALL ON FUNCTION public.workflow_claim_state(p_run public.workflow_runs, p_session text, p_claim_token uuid) TO service_role;
+
+REVOKE ALL ON FUNCTION public.workflow_estimate(p_estimates jsonb, p_workflow_type text, p_what text) FROM PUBLIC;
+GRANT ALL ON FUNCTION public.workflow_estimate(p_estimates jsonb, p_workflow_type text, p_what text) TO service_role;
+
+REVOKE ALL ON FUNCTION public.workflow_estimates(p_tenant_id uuid, p_default_usd numeric) FROM PUBLIC;
+GRANT ALL ON FUNCTION public.workflow_estimates(p_tenant_id uuid, p_default_usd numeric) TO service_role;
+
+REVOKE ALL ON FUNCTION public.workflow_period(p_period text, p_timezone text, p_now timestamp with time zone, OUT period_key text, OUT starts_at timestamp with time zone, OUT ends_at timestamp with time zone) FROM PUBLIC;
+GRANT ALL ON FUNCTION public.workflow_period(p_period text, p_timezone text, p_now timestamp with time zone, OUT period_key text, OUT starts_at timestamp with time zone, OUT ends_at timestamp with time zone) TO service_role;
+
+REVOKE ALL ON FUNCTION public.workflow_run_json(p_run public.workflow_runs) FROM PUBLIC;
+GRANT ALL ON FUNCTION public.workflow_run_json(p_run public.workflow_runs) TO service_role;
+
+REVOKE ALL ON FUNCTION public.workflow_settings(p_settings jsonb) FROM PUBLIC;
+GRANT ALL ON FUNCTION public.workflow_settings(p_settings jsonb) TO service_role;
+
+REVOKE ALL ON FUNCTION public.workflow_spend(p_tenant_id uuid, p_scope text, p_scope_id text, p_since timestamp with time zone, p_estimates jsonb) FROM PUBLIC;
+GRANT ALL ON FUNCTION public.workflow_spend(p_tenant_id uuid, p_scope text, p_scope_id text, p_since timestamp with time zone, p_estimates jsonb) TO service_role;
+
+REVOKE ALL ON FUNCTION public.workflow_stats(p_tenant_id uuid) FROM PUBLIC;
+GRANT ALL ON FUNCTION public.workflow_stats(p_tenant_id uuid) TO service_role;
+
+REVOKE ALL ON FUNCTION public.workflow_timeout_minutes(p_tenant_id uuid, p_workflow_type text) FROM PUBLIC;
+GRANT ALL ON FUNCTION public.workflow_timeout_minutes(p_tenant_id uuid, p_workflow_type text) TO service_role;
+
+REVOKE ALL ON FUNCTION public.workflow_usage_values(p_usage jsonb) FROM PUBLIC;
+GRANT ALL ON FUNCTION public.workflow_usage_values(p_usage jsonb) TO service_role;
+
 GRANT ALL ON TABLE public.agent_budgets TO service_role;
 GRANT SELECT ON TABLE public.agent_budgets TO authenticated;
 
@@ -2653,11 +5401,33 @@ GRANT SELECT ON TABLE public.inbox_item_origins TO authenticated;
 
 GRANT ALL ON TABLE public.agent_inbox_due TO service_role;
 
+GRANT ALL ON TABLE public.agent_profiles TO service_role;
+GRANT SELECT ON TABLE public.agent_profiles TO authenticated;
+
 GRANT ALL ON TABLE public.agent_usage TO service_role;
 GRANT SELECT ON TABLE public.agent_usage TO authenticated;
 
 GRANT ALL ON TABLE public.agents TO service_role;
 GRANT SELECT ON TABLE public.agents TO authenticated;
+
+GRANT SELECT,INSERT,REFERENCES,TRIGGER,MAINTAIN ON TABLE public.workflow_audit_log TO service_role;
+GRANT SELECT ON TABLE public.workflow_audit_log TO authenticated;
+
+GRANT ALL ON TABLE public.audit_log TO service_role;
+GRANT SELECT ON TABLE public.audit_log TO authenticated;
+
+GRANT ALL ON TABLE public.budget_events TO service_role;
+GRANT SELECT ON TABLE public.budget_events TO authenticated;
+
+GRANT ALL ON SEQUENCE public.budget_events_id_seq TO anon;
+GRANT ALL ON SEQUENCE public.budget_events_id_seq TO authenticated;
+GRANT ALL ON SEQUENCE public.budget_events_id_seq TO service_role;
+
+GRANT ALL ON TABLE public.budgets TO service_role;
+GRANT SELECT ON TABLE public.budgets TO authenticated;
+
+GRANT ALL ON TABLE public.departments TO service_role;
+GRANT SELECT ON TABLE public.departments TO authenticated;
 
 GRANT ALL ON TABLE public.dispatcher_gateways TO service_role;
 
@@ -2677,6 +5447,32 @@ GRANT SELECT ON TABLE public.tasks TO authenticated;
 
 GRANT ALL ON TABLE public.tenants TO service_role;
 GRANT SELECT ON TABLE public.tenants TO authenticated;
+
+GRANT ALL ON TABLE public.workflow_agent_routing TO service_role;
+GRANT SELECT ON TABLE public.workflow_agent_routing TO authenticated;
+
+GRANT ALL ON TABLE public.workflow_approvals TO service_role;
+GRANT SELECT ON TABLE public.workflow_approvals TO authenticated;
+
+GRANT ALL ON SEQUENCE public.workflow_audit_log_id_seq TO anon;
+GRANT ALL ON SEQUENCE public.workflow_audit_log_id_seq TO authenticated;
+GRANT ALL ON SEQUENCE public.workflow_audit_log_id_seq TO service_role;
+
+GRANT ALL ON TABLE public.workflow_claims TO service_role;
+
+GRANT ALL ON TABLE public.workflow_notifications TO service_role;
+
+GRANT ALL ON TABLE public.workflow_respawns TO service_role;
+
+GRANT SELECT,INSERT,REFERENCES,TRIGGER,MAINTAIN ON TABLE public.workflow_run_events TO service_role;
+GRANT SELECT ON TABLE public.workflow_run_events TO authenticated;
+
+GRANT ALL ON SEQUENCE public.workflow_run_events_id_seq TO anon;
+GRANT ALL ON SEQUENCE public.workflow_run_events_id_seq TO authenticated;
+GRANT ALL ON SEQUENCE public.workflow_run_events_id_seq TO service_role;
+
+GRANT ALL ON TABLE public.workflow_run_transitions TO service_role;
+GRANT SELECT ON TABLE public.workflow_run_transitions TO authenticated;
 
 GRANT ALL ON TABLE public.workspace TO service_role;
 GRANT SELECT ON TABLE public.workspace TO authenticated;

@@ -1,8 +1,10 @@
-"""The wakes this instance answers for, from the granted claim until the database has taken their end."""
+"""The wakes this instance answers for, from the question that may claim them until the database has taken their end."""
 
 from __future__ import annotations
 
+import contextlib
 import threading
+from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from uuid import UUID
 
@@ -24,6 +26,23 @@ class WakeBook:
     def __init__(self) -> None:
         self._lock = threading.Lock()
         self._wakes: dict[UUID, BookedWake] = {}
+        self._requests: set[UUID] = set()
+
+    @contextlib.contextmanager
+    def asking(self, request: UUID) -> Iterator[None]:
+        """While entered, wakes may be ours that we cannot name yet; what the answer grants is added inside."""
+        with self._lock:
+            self._requests.add(request)
+        try:
+            yield
+        finally:
+            with self._lock:
+                self._requests.discard(request)
+
+    def may_hold(self, wake_id: UUID, request: UUID | None) -> bool:
+        """Whether this wake is in here, or on its way by the answer to `request`."""
+        with self._lock:
+            return wake_id in self._wakes or request in self._requests
 
     def add(self, wake: BookedWake) -> None:
         with self._lock:

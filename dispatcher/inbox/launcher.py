@@ -12,7 +12,7 @@ from dispatcher.agents.command import build_argv
 from dispatcher.agents.supervisor import Ending, WakeProcess
 from dispatcher.errors import DispatcherError
 from dispatcher.inbox import model
-from dispatcher.inbox.book import BookedWake, WakeBook
+from dispatcher.inbox.book import WakeBook
 from dispatcher.inbox.message import wake_message, wake_reason
 from dispatcher.inbox.model import Ended, Grant, Report, ReportResult, Started
 from dispatcher.logs import get_logger
@@ -68,7 +68,6 @@ class Launcher:
 
     def launch(self, grant: Grant) -> None:
         """Starts the process of a grant; a spawn that fails is reported as such and never raises."""
-        self._book.add(BookedWake(grant.wake_id, grant.claim_token, grant.agent_id, grant.agent_slug))
         if not self._open:
             self._report(Ended(grant.wake_id, grant.claim_token, "interrupted", error="the daemon is stopping"))
             return
@@ -151,18 +150,19 @@ class Launcher:
         )
 
     def stop_fenced(self, wake_id: UUID) -> None:
-        """Another instance owns this wake now: stop the child, say so, forget it."""
+        """This wake has ended for the database, or has another owner: stop the child if it lives, forget it."""
         wake = self._book.get(wake_id)
-        if wake is None:
+        self._book.remove(wake_id)
+        # Also when it was forgotten before: the process may have been in its start then.
+        if not self._supervisor.stop(str(wake_id), "fence lost"):
             return
+        agent = wake.agent_slug if wake is not None else None
         log.warning(
             events.LEASE_LOST,
-            msg=f"The wake of {wake.agent_slug} belongs to another instance now; stopping its process",
-            agent=wake.agent_slug,
+            msg=f"The wake of {agent or 'an agent'} is not ours any more; stopping its process",
+            agent=agent,
             wake_id=str(wake_id),
         )
-        self._book.remove(wake_id)
-        self._supervisor.stop(str(wake_id), "fence lost")
 
     def on_result(self, result: ReportResult) -> None:
         """The database's answer to a report."""

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+import contextlib
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any, Protocol
 from uuid import UUID, uuid4
 
-from dispatcher.inbox.model import Claim, Report, ReportAnswer, SweepAnswer, Verdict, verdicts_from_json
+from dispatcher.inbox.book import BookedWake, WakeBook
+from dispatcher.inbox.model import Claim, Grant, Report, ReportAnswer, SweepAnswer, Verdict, verdicts_from_json
 
 
 class Rpc(Protocol):
@@ -18,30 +20,53 @@ class Rpc(Protocol):
 
 
 class InboxStore:
-    """The wake functions as this instance calls them. Errors are those of `RestClient.rpc`."""
+    """The wake functions as this instance calls them. Errors are those of `RestClient.rpc`.
 
-    def __init__(self, rest: Rpc, instance_id: Callable[[], UUID]) -> None:
+    What a call claims is in the book before the call counts as answered: at no moment is a wake neither.
+    """
+
+    def __init__(self, rest: Rpc, instance_id: Callable[[], UUID], book: WakeBook) -> None:
         self._rest = rest
         self._instance_id = instance_id
+        self._book = book
 
     def claim(self, claims: Sequence[Claim]) -> list[Verdict]:
         """One verdict per claim, in order; a repeat within this call hands back the same grants."""
-        params = {"p_claims": [claim.as_json() for claim in claims], "p_request": str(uuid4())}
-        return verdicts_from_json(self._call("claim_wakes", params))
+        with self._request() as request:
+            params = {"p_claims": [claim.as_json() for claim in claims], "p_request": request}
+            return self._booked(verdicts_from_json(self._call("claim_wakes", params)))
 
     def report(self, reports: Sequence[Report], claim_limit: int) -> ReportAnswer:
         """Tells what happened to wakes and takes up to `claim_limit` agents off the waitlist."""
-        params = {
-            "p_reports": [report.as_json() for report in reports],
-            "p_claim_limit": claim_limit,
-            "p_request": str(uuid4()),
-        }
-        return ReportAnswer.from_json(self._call("report_wakes", params))
+        with self._request() as request:
+            params = {
+                "p_reports": [report.as_json() for report in reports],
+                "p_claim_limit": claim_limit,
+                "p_request": request,
+            }
+            answer = ReportAnswer.from_json(self._call("report_wakes", params))
+            self._booked(answer.verdicts)
+        return answer
 
     def sweep(self, claim_limit: int) -> SweepAnswer:
         """One sweep of the gateway; claims up to `claim_limit` wakes."""
-        params = {"p_claim_limit": claim_limit, "p_request": str(uuid4())}
-        return SweepAnswer.from_json(self._call("sweep_inbox", params))
+        with self._request() as request:
+            params = {"p_claim_limit": claim_limit, "p_request": request}
+            answer = SweepAnswer.from_json(self._call("sweep_inbox", params))
+            self._booked(answer.verdicts)
+        return answer
+
+    @contextlib.contextmanager
+    def _request(self) -> Iterator[str]:
+        request = uuid4()
+        with self._book.asking(request):
+            yield str(request)
+
+    def _booked(self, verdicts: list[Verdict]) -> list[Verdict]:
+        for verdict in verdicts:
+            if isinstance(verdict, Grant):
+                self._book.add(BookedWake(verdict.wake_id, verdict.claim_token, verdict.agent_id, verdict.agent_slug))
+        return verdicts
 
     def _call(self, function: str, params: dict[str, Any]) -> Any:
         return self._rest.rpc(function, {"p_instance_id": str(self._instance_id()), **params}, retry=True)

@@ -1,4 +1,4 @@
-"""What becomes of wakes that another daemon left open: adopted, closed as lost, or left to their owner."""
+"""What becomes of live wakes nobody attends to: adopted, closed, or left to their owner."""
 
 from __future__ import annotations
 
@@ -51,7 +51,8 @@ def judge(wake: OpenWake, host: Host, instance_timeout: float, is_owner_alive: b
 class Adopter:
     """Settles open wakes. Made once; `settle` may be called by any thread, one at a time per wake.
 
-    `adopt` is the store's call, `on_adopted` starts the supervision, `on_lost` reports the end.
+    `adopt` is the store's call, `on_adopted` starts the supervision, `on_lost` reports the end of a wake that another
+    daemon left, `on_unstarted` that of one of our own that never had a process.
     """
 
     def __init__(
@@ -62,6 +63,7 @@ class Adopter:
         adopt: Callable[[OpenWake, ProcessIdentity], Adoption | None],
         on_adopted: Callable[[OpenWake, ProcessIdentity, Adoption], None],
         on_lost: Callable[[OpenWake], None],
+        on_unstarted: Callable[[OpenWake], None],
         pause: Callable[[float], object],
     ) -> None:
         self._host = host
@@ -69,13 +71,22 @@ class Adopter:
         self._adopt = adopt
         self._on_adopted = on_adopted
         self._on_lost = on_lost
+        self._on_unstarted = on_unstarted
         self._pause = pause
 
     def settle(self, wakes: Sequence[OpenWake]) -> None:
-        """Adopts, closes or leaves each wake; one that raises does not stop the others."""
+        """Adopts, closes or leaves each wake of others; one that raises does not stop the others."""
+        self._each(self._settle, wakes)
+
+    def settle_own(self, wakes: Sequence[OpenWake]) -> None:
+        """Adopts or closes each wake that is ours by an answer we never got, to a claim or to an adoption."""
+        self._each(self._settle_own, wakes)
+
+    @staticmethod
+    def _each(settle: Callable[[OpenWake], None], wakes: Sequence[OpenWake]) -> None:
         for wake in wakes:
             try:
-                self._settle(wake)
+                settle(wake)
             except Exception as error:
                 log.error(
                     events.WAKE_ADOPTION_FAILED,
@@ -94,6 +105,19 @@ class Adopter:
             self._lose(wake)
         else:
             self._take_over(wake, process)
+
+    def _settle_own(self, wake: OpenWake) -> None:
+        process = self._find(wake)
+        if process is not None:
+            self._take_over(wake, process)
+            return
+        log.info(
+            events.WAKE_LOST,
+            msg=f"A claim of {wake.agent_slug} never got here; giving it back",
+            agent=wake.agent_slug,
+            wake_id=str(wake.wake_id),
+        )
+        self._on_unstarted(wake)
 
     def _is_owner_alive(self, wake: OpenWake) -> bool | None:
         if wake.owner_host_id != self._host.host_id or wake.owner_pid is None:

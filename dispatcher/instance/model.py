@@ -1,4 +1,4 @@
-"""This daemon as the database knows it, and the wakes that others left open. Frozen rows."""
+"""This daemon as the database knows it, and the live wakes that nobody here attends to. Frozen rows."""
 
 from __future__ import annotations
 
@@ -22,16 +22,21 @@ class Registration:
 
 @dataclass(frozen=True, slots=True)
 class Heartbeat:
-    """Answer of `heartbeat_dispatcher_instance`. `fenced` are wakes this instance no longer owns."""
+    """Answer of `heartbeat_dispatcher_instance`.
+
+    `fenced` are wakes this instance no longer owns, `unattended` those it owns and did not name among its live ones.
+    """
 
     renewed: int
     broadcast_available: bool
     fenced: tuple[UUID, ...]
+    unattended: tuple[OpenWake, ...]
 
     @classmethod
     def from_json(cls, answer: Mapping[str, Any]) -> Heartbeat:
         fenced = tuple(UUID(wake) for wake in answer["fenced"])
-        return cls(answer["renewed"], answer["broadcast_available"], fenced)
+        unattended = tuple(OpenWake.from_json(row) for row in answer["unattended"])
+        return cls(answer["renewed"], answer["broadcast_available"], fenced, unattended)
 
 
 @dataclass(frozen=True, slots=True)
@@ -45,10 +50,14 @@ class Adoption:
 
 @dataclass(frozen=True, slots=True)
 class OpenWake:
-    """A live wake of another instance. Times in seconds; pids are None where nobody saved them."""
+    """A live wake nobody here attends to. Times in seconds; pids are None where nobody saved them.
+
+    `claim_request` is the id of the call that claimed it.
+    """
 
     wake_id: UUID
     claim_token: UUID
+    claim_request: UUID | None
     agent_id: UUID
     agent_slug: str
     host_id: str | None
@@ -68,6 +77,7 @@ class OpenWake:
         return cls(
             wake_id=UUID(row["wake_id"]),
             claim_token=UUID(row["claim_token"]),
+            claim_request=UUID(row["claim_request"]) if row["claim_request"] else None,
             agent_id=UUID(row["agent_id"]),
             agent_slug=row["agent_slug"],
             host_id=row["host_id"],

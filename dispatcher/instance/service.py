@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import os
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, Final
 from uuid import UUID, uuid4
@@ -12,6 +12,7 @@ from uuid import UUID, uuid4
 from dispatcher import events
 from dispatcher.clock import SYSTEM_CLOCK, Clock, rfc3339_ms
 from dispatcher.errors import RestError
+from dispatcher.instance.model import OpenWake
 from dispatcher.instance.store import InstanceStore
 from dispatcher.logs import get_logger
 
@@ -59,6 +60,7 @@ class Heart:
         expect_canary: Callable[[str], None],
         on_broadcast_available: Callable[[bool], None],
         on_fenced: Callable[[UUID], None],
+        on_unattended: Callable[[Sequence[OpenWake]], None],
         register_again: Callable[[], object],
         file: HeartbeatFile,
     ) -> None:
@@ -69,6 +71,7 @@ class Heart:
         self._expect_canary = expect_canary
         self._on_broadcast_available = on_broadcast_available
         self._on_fenced = on_fenced
+        self._on_unattended = on_unattended
         self._register_again = register_again
         self._file = file
 
@@ -90,5 +93,6 @@ class Heart:
         self._on_broadcast_available(answer.broadcast_available)
         for wake_id in answer.fenced:
             self._on_fenced(wake_id)
+        self._on_unattended(answer.unattended)
         if answer.renewed:
             log.debug(events.LEASE_RENEWED, msg=f"Renewed {answer.renewed} lease(s)", leases=answer.renewed)

@@ -1,13 +1,17 @@
 """From the grant to the end: states, leases, failures, stall, adoption, heartbeat."""
 
 import uuid
+from concurrent.futures import ThreadPoolExecutor
 from datetime import UTC, datetime, timedelta
 from typing import Any
+from unittest.mock import ANY
 
 import pytest
+from psycopg.types.json import Jsonb
 
 from tests.support.database import Database
 from tests.support.seed import Seed
+from tests.support.waiting import wait_until
 
 
 def lease(database: Database, item: uuid.UUID, grant: dict[str, Any], seconds: int = 120) -> None:
@@ -232,20 +236,85 @@ def test_what_arrives_during_a_run_is_waitlisted_at_its_end(database: Database, 
     assert (again["granted"], again["path"], again["item_ids"]) == (True, "waitlist", [str(late)])
 
 
-def test_a_heartbeat_renews_leases_and_closes_claims_nobody_runs(database: Database, seed: Seed, dispatcher) -> None:
+def test_a_heartbeat_renews_leases_and_names_wakes_it_was_not_told_of(
+    database: Database, seed: Seed, dispatcher
+) -> None:
     agent, item = seed.agent("ada"), seed.item("ada")
     daemon = dispatcher()
-    grant = daemon.claim(agent, item)
+    request = uuid.uuid4()
+    grant = daemon.claim(agent, item, request=request)
     lease(database, item, grant, seconds=20)
     before = item_row(database, item)["leased_until"]
     assert daemon.heartbeat(grant)["renewed"] == 1
     assert item_row(database, item)["leased_until"] > before + timedelta(seconds=90)
-    assert daemon.heartbeat(grant)["renewed"] == 0
-    database.execute("update agent_wakes set claimed_at = now() - interval '30 seconds'")
-    database.execute("update agent_inbox_items set leased_at = now() - interval '10 seconds'")
-    daemon.heartbeat()
-    assert database.value("select state from agent_wakes") == "interrupted"
-    assert (item_row(database, item)["status"], item_row(database, item)["attempt_count"]) == ("pending", 0)
+    answer = daemon.heartbeat(grant)
+    assert (answer["renewed"], answer["unattended"]) == (0, [])
+    # A heartbeat may be an old one that comes late: it names what it was not told of, and closes nothing.
+    [unattended] = daemon.heartbeat()["unattended"]
+    assert (unattended["wake_id"], unattended["claim_request"]) == (grant["wake_id"], str(request))
+    assert unattended["claim_token"] == grant["claim_token"]
+    assert database.value("select state from agent_wakes") == "starting"
+    assert dispatcher().heartbeat()["unattended"] == []
+
+
+def test_an_adoption_asked_for_again_gets_the_same_answer(database: Database, seed: Seed, dispatcher) -> None:
+    """The first answer was lost: without a second one nobody would hold the token, and the wake would end unattended."""
+    agent = seed.agent("ada")
+    seed.item("ada")
+    dead, living, late = dispatcher(), dispatcher(), dispatcher()
+    grant = dead.claim(agent)
+    dead.started(grant, pid=99)
+    first = adopt(living, grant, pid=99)
+    assert first["applied"] is True
+    assert adopt(living, grant, pid=99) == first | {"deadline_in": ANY}
+    assert adopt(late, grant, pid=99)["applied"] is False
+    assert adopt(living, grant, pid=98)["applied"] is False
+
+
+def adopt(daemon: Any, grant: Any, pid: int) -> Any:
+    return daemon.call(
+        "adopt_wake",
+        p_instance_id=daemon.id,
+        p_wake_id=grant["wake_id"],
+        p_claim_token=grant["claim_token"],
+        p_host_id="boot:1",
+        p_pid=pid,
+        p_pid_started_at=1.0,
+    )
+
+
+def test_an_end_reported_again_says_when_to_look_next(database: Database, seed: Seed, dispatcher) -> None:
+    """The first answer was lost, and with it the time at which the agent is due."""
+    agent, item = seed.agent("ada"), seed.item("ada")
+    daemon = dispatcher(wake_cooldown=30)
+    grant = daemon.claim(agent, item)
+    first = daemon.ended(grant, exit_code=1)
+    again = daemon.ended(grant, exit_code=1)
+    assert (again["code"], again["state"], again["agent_id"]) == ("already", "failed", str(agent))
+    assert again["next"].startswith("cooldown(")
+    assert again["retry_in"] == pytest.approx(first["retry_in"], abs=2)
+    assert database.value("select consecutive_failures from agent_wake_state") == 1
+
+
+def test_a_claim_asked_for_again_while_the_first_is_under_way_gets_its_grant(
+    database: Database, seed: Seed, dispatcher
+) -> None:
+    agent = seed.agent("ada")
+    seed.item("ada")
+    daemon = dispatcher()
+    request = uuid.uuid4()
+    slow = database.connect("service_role", autocommit=False)
+    [[first]] = (row.values() for row in database.call("claim_wakes", claim_of(daemon, agent, request), on=slow))
+    with ThreadPoolExecutor(1) as second:
+        answer = second.submit(daemon.claim, agent, request=request)
+        wait_until(lambda: database.value("select count(*) from pg_stat_activity where wait_event_type = 'Lock'") == 1)
+        slow.commit()
+        assert answer.result(10)["wake_id"] == first[0]["wake_id"]
+
+
+def claim_of(daemon: Any, agent: uuid.UUID, request: uuid.UUID) -> dict[str, object]:
+    claims = Jsonb([{"agent_id": str(agent), "path": "event"}])
+    return {"p_instance_id": daemon.id, "p_claims": claims, "p_request": request}
 
 
 def test_an_instance_whose_row_is_gone_is_told_and_may_register_again(

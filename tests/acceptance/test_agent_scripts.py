@@ -94,7 +94,7 @@ class Agent:
         return [sys.executable, str(IN_WORKSPACE / f"{script}.py"), *arguments]
 
     def run(
-        self, script: str, *arguments: str, cwd: Path | None = None, **environment: str | None
+        self, script: str, *arguments: str, cwd: Path | None = None, **environment: Any
     ) -> subprocess.CompletedProcess[str]:
         chosen = {name: value for name, value in (self.environment | environment).items() if value is not None}
         command = self.command(script, *arguments)
@@ -105,21 +105,21 @@ class Agent:
             timeout=60, check=False,
         )  # fmt: skip
 
-    def ok(self, script: str, *arguments: str, **environment: str | None) -> dict[str, Any]:
+    def ok(self, script: str, *arguments: str, **environment: Any) -> dict[str, Any]:
         return self.answer(0, script, *arguments, **environment)
 
-    def answer(self, code: int, script: str, *arguments: str, **environment: str | None) -> dict[str, Any]:
+    def answer(self, code: int, script: str, *arguments: str, **environment: Any) -> dict[str, Any]:
         done = self.run(script, *arguments, **environment)
         assert done.returncode == code, (done.stdout, done.stderr)
         assert self.key not in done.stdout + done.stderr
         document: dict[str, Any] = json.loads(done.stdout)
         return document
 
-    def leased(self, *arguments: str, **environment: str | None) -> dict[str, Any]:
+    def leased(self, *arguments: str, **environment: Any) -> dict[str, Any]:
         [item] = self.ok("hq_inbox_process", *arguments, **environment)["items"]
         return dict(item)
 
-    def item(self, **columns: object) -> str:
+    def item(self, **columns: Any) -> str:
         return str(self.seed.item(self.id, **columns))
 
     def row(self, item_id: str) -> dict[str, Any]:

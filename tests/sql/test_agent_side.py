@@ -33,20 +33,20 @@ class Inbox:
         self.agent_id = self.seed.agent("ada")
         self.connection = database.connect("service_role")
 
-    def call(self, function: str, *, on: Connection | None = None, **arguments: object) -> Any:
+    def call(self, function: str, *, on: Connection | None = None, **arguments: Any) -> Any:
         shaped = {name: Jsonb(value) if isinstance(value, dict) else value for name, value in arguments.items()}
         [row] = self.database.call(function, shaped, on=on or self.connection)
         [value] = row.values()
         return value
 
-    def lease(self, slug: str = "ada", limit: int = 1, **arguments: object) -> Any:
+    def lease(self, slug: str = "ada", limit: int = 1, **arguments: Any) -> Any:
         return self.call("lease_inbox_items", p_tenant_id=DEFAULT_TENANT, p_agent_slug=slug, p_limit=limit, **arguments)
 
-    def leased(self, **arguments: object) -> Any:
+    def leased(self, **arguments: Any) -> Any:
         [item] = self.lease(**arguments)["items"]
         return item
 
-    def close(self, item: Any, outcome: str, reason: str | None = None, **arguments: object) -> Any:
+    def close(self, item: Any, outcome: str, reason: str | None = None, **arguments: Any) -> Any:
         return self.call(
             "close_inbox_item",
             p_item_id=item["inbox_item_id"],
@@ -64,7 +64,7 @@ class Inbox:
             p_reason=reason,
         )
 
-    def post(self, to: str = "bob", sender: str = "ada", **arguments: object) -> Any:
+    def post(self, to: str = "bob", sender: str = "ada", **arguments: Any) -> Any:
         given = {"p_event_type": "task_assignment", "p_summary": "please look", "p_context": {}} | arguments
         return self.call(
             "post_inbox_item",

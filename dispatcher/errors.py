@@ -57,7 +57,7 @@ class RestError(DispatcherError):
     """PostgREST answered with an error.
 
     `status` is the HTTP status (None when no answer came), `code` a `PGRST…` code or an SQLSTATE,
-    `retryable` says whether the same call may succeed later.
+    `retryable` says whether the same call may succeed later; then the exit code is that of a service that is away.
     """
 
     def __init__(
@@ -68,6 +68,8 @@ class RestError(DispatcherError):
         self.status = status
         self.code = code
         self.retryable = retryable
+        if retryable:
+            self.exit_code = EXIT_UNAVAILABLE
 
 
 class InvalidAgentId(DispatcherError):

@@ -11,7 +11,7 @@ import pytest
 import dispatcher
 from dispatcher.cli import main as command_line
 from dispatcher.cli.main import COMMANDS, load_command, run_command_line
-from dispatcher.errors import BadKey, DispatcherError, ServiceUnavailable, SettingsError
+from dispatcher.errors import BadKey, DispatcherError, RestError, ServiceUnavailable, SettingsError
 
 GOOD = {
     "SUPABASE_URL": "http://127.0.0.1:1",
@@ -79,6 +79,8 @@ def test_a_mistyped_command_is_guessed(capsys: pytest.CaptureFixture[str]) -> No
     [
         (DispatcherError("no"), 1),
         (ServiceUnavailable("away"), 69),
+        (RestError("the pool is exhausted", status=504, code="PGRST003", retryable=True), 69),
+        (RestError("no such column", status=400, code="42703"), 1),
         (BadKey("refused"), 78),
         (SettingsError(["A=1: bad", "B=2: bad"]), 78),
     ],

@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import os
 import socket
+import threading
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
 from typing import Any, Final
 from uuid import UUID, uuid4
 
@@ -14,6 +16,7 @@ from dispatcher import events
 from dispatcher.agents import proctable
 from dispatcher.agents.command import child_environment, state_environment
 from dispatcher.agents.openclaw import find_executable, warn_of_affected_version
+from dispatcher.agents.openclaw_calls import OpenclawCommand
 from dispatcher.agents.process import prepare_parent
 from dispatcher.agents.proctable import ProcessIdentity
 from dispatcher.agents.registry import AgentRegistry, config_candidates
@@ -25,7 +28,7 @@ from dispatcher.errors import MigrationsMissing, RestError, ShuttingDown
 from dispatcher.inbox.book import BookedWake, WakeBook
 from dispatcher.inbox.decisions import Decisions
 from dispatcher.inbox.launcher import Launcher
-from dispatcher.inbox.model import Ended, ReportResult
+from dispatcher.inbox.model import Ended, Grant, ReportResult
 from dispatcher.inbox.reporter import Reporter
 from dispatcher.inbox.settings import wake_settings
 from dispatcher.inbox.store import InboxStore
@@ -44,6 +47,12 @@ from dispatcher.runtime.wakeup import DueTimes
 from dispatcher.supabase.realtime import RealtimeService, RealtimeState
 from dispatcher.supabase.realtime_paths import Hint
 from dispatcher.supabase.rest import RestClient, Timeouts
+from dispatcher.workflows.model import Suspect
+from dispatcher.workflows.monitor import MONITOR_SECONDS, Monitor
+from dispatcher.workflows.notify import Notifier
+from dispatcher.workflows.service import ProcessStopper, Ticker
+from dispatcher.workflows.settings import workflow_settings
+from dispatcher.workflows.store import WorkflowStore
 
 log = get_logger(__name__)
 
@@ -66,6 +75,7 @@ class Daemon:
         self._instance_id = uuid4()
         self._host = Host(proctable.host_id(), socket.gethostname())
         self._health = Health()
+        self._ending = threading.Event()
         key = settings.supabase_service_role_key.get_secret_value()
         self._rest = RestClient(settings.supabase_url, key, timeouts=Timeouts(call=settings.rest_timeout))
         self._instances = InstanceStore(self._rest)
@@ -96,28 +106,72 @@ class Daemon:
         self._launcher.connect(self._supervisor, self._reporter.put)
 
     def _build_launcher(self) -> Launcher:
-        settings, environ = self._settings, self._environ
-        registry = AgentRegistry(
+        settings = self._settings
+        self._registry = AgentRegistry(
             config_candidates(settings.openclaw_home, settings.openclaw_state_dir, settings.openclaw_config_path)
         )
-        secrets = [settings.supabase_service_role_key.get_secret_value()]
-
-        def environment(wake_id: str) -> Mapping[str, str]:
-            return child_environment(
-                environ,
-                wake_id,
-                passthrough=settings.agent_env_passthrough,
-                secrets=secrets,
-                openclaw=state_environment(environ, settings.openclaw_home, registry.config_path()),
-            )
-
         return Launcher(
             book=self._book,
             executable=self._executable,
             host_id=self._host.host_id,
-            resolve_agent=registry.resolve,
-            child_environment=environment,
+            resolve_agent=self._registry.resolve,
+            child_environment=self._child_environment,
         )
+
+    def _child_environment(self, wake_id: str) -> Mapping[str, str]:
+        settings, environ = self._settings, self._environ
+        return child_environment(
+            environ,
+            wake_id,
+            passthrough=settings.agent_env_passthrough,
+            secrets=[settings.supabase_service_role_key.get_secret_value()],
+            openclaw=state_environment(environ, settings.openclaw_home, self._registry.config_path()),
+        )
+
+    def _build_workflows(self) -> list[PeriodicService]:
+        settings, interval = self._settings, self._settings.workflow_poll_interval
+        self._workflow_store = WorkflowStore(self._rest, lambda: self._instance_id, workflow_settings(settings))
+        openclaw = OpenclawCommand(self._executable, self._child_environment, self._ending.is_set)
+        stopper = ProcessStopper(self._supervisor.stop)
+        notifier = Notifier(
+            self._workflow_store,
+            openclaw,
+            self._registry.known_ids,
+            interval=interval,
+            is_stopping=self._ending.is_set,
+        )
+        self._notify = self._periodic("notify", notifier.beat, notifier.next_interval, None)
+        ticker = Ticker(
+            self._workflow_store,
+            interval=interval,
+            stopper=stopper,
+            health=self._health,
+            on_dispatched=self._notify.wake_early,
+            is_stopping=self._ending.is_set,
+        )
+        self._workflows = self._periodic("workflows", ticker.beat, ticker.next_interval, interval)
+        monitor = Monitor(self._workflow_store, openclaw, stopper, self._claim_respawn, self._launch_respawn)
+        monitoring = self._periodic("monitor", monitor.beat, lambda: MONITOR_SECONDS, MONITOR_SECONDS)
+        return [self._notify, self._workflows, monitoring]
+
+    def _periodic(
+        self, name: str, beat: Callable[[], None], interval: Callable[[], float], expected: float | None
+    ) -> PeriodicService:
+        """A loop whose health is measured by the interval it is expected to keep; None: by its failures alone."""
+        return PeriodicService(name, beat, interval, health=self._health.loop(name, expected))
+
+    def _claim_respawn(self, suspect: Suspect) -> Mapping[str, Any]:
+        """As `InboxStore` does it: what is granted is in the book before the call counts as answered."""
+        request = uuid4()
+        with self._book.asking(request):
+            answer = self._workflow_store.respawn(suspect, request)
+            if answer["granted"]:
+                grant = Grant.from_json(answer)
+                self._book.add(BookedWake(grant.wake_id, grant.claim_token, grant.agent_id, grant.agent_slug))
+        return answer
+
+    def _launch_respawn(self, answer: Mapping[str, Any], message: str) -> None:
+        self._launcher.launch(replace(Grant.from_json(answer), message=message))
 
     def _build_services(self, registration: Registration) -> ServiceGroup:
         settings = self._settings
@@ -141,7 +195,10 @@ class Daemon:
         self._supervision = SupervisionService(self._supervisor, settings.shutdown_grace)
         # Stopped in reverse: first whoever finds work, then the wakes, then whoever reports and keeps leases alive.
         return ServiceGroup(
-            [self._reporter, self._build_heart(), self._supervision, *workers, self._sweep, self._realtime]
+            [
+                *(self._reporter, self._build_heart(), self._supervision, *workers),
+                *(*self._build_workflows(), self._sweep, self._realtime),
+            ]
         )
 
     def _build_realtime(self, registration: Registration) -> RealtimeService:
@@ -212,7 +269,10 @@ class Daemon:
     # -- what the parts tell one another
 
     def _on_hint(self, hint: Hint) -> None:
-        if hint.agent_id is None:
+        if hint.kind == "run":
+            self._workflows.wake_early()
+            self._notify.wake_early()
+        elif hint.agent_id is None:
             self._sweep.wake_early()
         elif hint.kind == "inbox" and hint.item_ids:
             self._sweeper.note_hint()
@@ -224,6 +284,7 @@ class Daemon:
         """What came before the subscription has no hint: a sweep follows every readiness."""
         self._sweeper.note_subscribed()
         self._sweep.wake_early()
+        self._workflows.wake_early()
 
     def _on_state(self, state: RealtimeState) -> None:
         if state.status == "ready":
@@ -330,6 +391,7 @@ class Daemon:
 
     def _stop(self, group: ServiceGroup) -> None:
         log.info(events.DAEMON_STOPPING, msg="Stopping: no new wakes", live_wakes=len(self._supervisor))
+        self._ending.set()
         self._launcher.close()
         self._reporter.stop_claiming()
         self._hints.close()

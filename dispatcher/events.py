@@ -46,6 +46,19 @@ AGENT_STALLED: Final = "agent.stalled"  # too many failures in a row; a notifica
 LEASE_RENEWED: Final = "lease.renewed"  # items leased in live wakes are held longer
 LEASE_LOST: Final = "lease.lost"  # a lease was no longer ours to renew
 
+WORKFLOW_TICK: Final = "workflow.tick"  # one dispatch pass, with its numbers and duration
+WORKFLOW_STEP_FAILED: Final = "workflow.step_failed"  # one phase or run failed; the others went on
+WORKFLOW_NOTIFIED: Final = "workflow.notified"  # an agent was told of a run that waits for it
+WORKFLOW_NOTIFY_FAILED: Final = "workflow.notify_failed"  # it could not be told; tried again, the dispatch stands
+WORKFLOW_PROCESS_STOPPED: Final = (
+    "workflow.process_stopped"  # the run its process worked on was ended from outside
+)
+WORKFLOW_MONITOR_BLIND: Final = "workflow.monitor_blind"  # OpenClaw could not be asked which sessions live
+WORKFLOW_ORPHAN_WAITS: Final = "workflow.orphan_waits"  # an orphan may not be spawned again now; `reason` says why
+WORKFLOW_RESPAWNED: Final = "workflow.respawned"  # an orphaned run gets its one new process of this attempt
+BUDGETS_FAILED_OPEN: Final = "budgets.failed_open"  # budgets cannot be evaluated; runs go out without them
+BUDGETS_BACK: Final = "budgets.back"  # budgets are evaluated again
+
 INSTANCE_REGISTERED: Final = "instance.registered"  # this daemon has a row in dispatcher_instances
 INSTANCE_GONE: Final = "instance.gone"  # this daemon's row is gone, or could not be closed
 HEARTBEAT_FILE_FAILED: Final = "instance.heartbeat_file_failed"  # HEARTBEAT_FILE could not be written

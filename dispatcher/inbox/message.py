@@ -20,6 +20,7 @@ _REASONS: dict[Path, str] = {
     "due": "Reconciliation: pending inbox items found",
     "command": "Reconciliation: pending inbox items found",
     "waitlist": "Concurrency slot freed: queued inbox items",
+    "workflow": "Workflow run lost its session",
 }
 
 _STEPS = """Process your inbox:
@@ -56,4 +57,6 @@ def blocker_note(titles: Sequence[str]) -> str:
 
 def wake_message(grant: Grant) -> str:
     """The whole message of a wake."""
+    if grant.message is not None:
+        return grant.message
     return f"[inbox] {wake_reason(grant)}{blocker_note(grant.blockers)}\n\n{_STEPS}\n".rstrip("\n")

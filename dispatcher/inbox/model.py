@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 from typing import Any, Literal
 from uuid import UUID
 
-Path = Literal["event", "sweep", "waitlist", "due", "command"]
+Path = Literal["event", "sweep", "waitlist", "due", "command", "workflow"]
 Ending = Literal["exited", "timed_out", "interrupted", "lost", "spawn_failed"]
 
 
@@ -29,7 +29,10 @@ class Claim:
 
 @dataclass(frozen=True, slots=True)
 class Grant:
-    """A claim that was granted: the wake exists in the database and its process is to be started."""
+    """A claim that was granted: the wake exists in the database and its process is to be started.
+
+    `message` is what the agent is told where that is not about its inbox (path `workflow`).
+    """
 
     wake_id: UUID
     claim_token: UUID
@@ -46,6 +49,7 @@ class Grant:
     blockers: tuple[str, ...]
     blockers_error: str | None
     chain_depth: int = 0
+    message: str | None = None
 
     @classmethod
     def from_json(cls, row: Mapping[str, Any]) -> Grant:

@@ -25,9 +25,12 @@ _LIMIT_WORDS = ("ratelimit", "too many")
 
 @dataclass(frozen=True)
 class Hint:
-    """Somebody may be wakeable. agent_id None: look at all; item_id: the first of `item_ids`, if any."""
+    """Somebody may be wakeable. agent_id None: look at all; item_id: the first of `item_ids`, if any.
 
-    kind: Literal["inbox", "agent", "budget", "instance"]
+    Kind `run` is about workflow runs and names nobody.
+    """
+
+    kind: Literal["inbox", "agent", "budget", "instance", "run"]
     agent_id: str | None
     item_id: str | None
     path: Path
@@ -89,15 +92,19 @@ def changes_plan(tenant_id: str, instance_id: str, *, split: bool) -> list[Chann
     new_items = Entry(_INSERT, "agent_inbox_items", of_tenant)
     canary = Entry(_UPDATE, "dispatcher_instances", f"id=eq.{instance_id}")
     others = [Entry(_UPDATE, table, of_tenant) for table in ("agent_inbox_items", "agents", "agent_budgets")]
+    # A project may not publish it yet: alone, its refusal costs nothing else.
+    new_runs = _changes_channel([Entry(_INSERT, "workflow_runs", of_tenant)], essential=False, canary=False)
     if not split:
         return [
             _changes_channel([new_items, canary]),
             _changes_channel(others, essential=False, canary=False),
+            new_runs,
         ]
     return [
         _changes_channel([new_items], canary=False),
         _changes_channel([canary], essential=False),
         *(_changes_channel([entry], essential=False, canary=False) for entry in others),
+        new_runs,
     ]
 
 
@@ -122,6 +129,8 @@ def read_broadcast(event: str, payload: Mapping[str, Any], instance_id: str) -> 
         return _inbox_hint(_text(payload, "agent_id"), _item_ids(payload), "broadcast")
     if event == "agent":
         return Hint("agent", _text(payload, "agent_id"), None, "broadcast")
+    if event == "run":
+        return Hint("run", None, None, "broadcast")
     return None
 
 
@@ -135,6 +144,8 @@ def read_change(data: Mapping[str, Any], instance_id: str) -> Hint | CanaryFrame
         return Hint("agent", _text(record, "id"), None, "postgres_changes")
     if table == "agent_budgets":
         return Hint("budget", _text(record, "agent_id"), None, "postgres_changes")
+    if table == "workflow_runs":
+        return Hint("run", None, None, "postgres_changes")
     if table != "agent_inbox_items" or (event == _UPDATE and record.get("status", "pending") not in _ACTIONABLE):
         return None
     item_id = _text(record, "id")

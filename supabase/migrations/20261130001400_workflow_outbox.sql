@@ -81,7 +81,7 @@ declare
   v_instance constant public.dispatcher_instances := public.running_instance(p_instance_id);
 begin
   return jsonb_build_object(
-    'stop_wakes', public.wakes_to_stop(p_instance_id),
+    'stop_wakes', public.wakes_to_stop(p_instance_id), 'orphan_after', public.orphan_after_seconds(p_settings),
     'suspects', (
       select coalesce(jsonb_agg(jsonb_build_object('run_id', run.id, 'attempt', run.dispatch_attempts, 'workflow_type', run.workflow_type, 'agent_id', run.owner_agent_id,
                'session_id', run.session_id, 'claim_token', run.claim_token, 'silent_for', extract(epoch from now() - run.last_heartbeat_at),
@@ -95,7 +95,7 @@ begin
 end
 $$;
 comment on function public.monitor_workflows(uuid, jsonb) is
-  'What the monitor of a gateway looks at: silent running runs of its agents that were not spawned again in this attempt (suspects), and wakes whose run was ended (stop_wakes).';
+  'What the monitor of a gateway looks at: silent running runs of its agents that were not spawned again in this attempt (suspects), the silence that makes one (orphan_after), and wakes whose run was ended (stop_wakes).';
 
 create or replace function public.respawn_workflow_run(p_instance_id uuid, p_run_id uuid, p_claim_token uuid, p_settings jsonb, p_request uuid) returns jsonb
 language plpgsql volatile set search_path = '' set lock_timeout = '8s'

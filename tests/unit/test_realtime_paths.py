@@ -137,12 +137,13 @@ def test_broadcast_joins_one_private_channel_and_asks_for_readiness() -> None:
 
 
 def test_new_items_share_a_channel_with_the_canary_that_vouches_for_them() -> None:
-    first, others = changes_plan(TENANT, ME, split=False)
+    first, others, runs = changes_plan(TENANT, ME, split=False)
     assert [(entry.table, entry.filter) for entry in first.entries] == [
         ("agent_inbox_items", f"tenant_id=eq.{TENANT}"),
         ("dispatcher_instances", f"id=eq.{ME}"),
     ]
     assert (first.essential, first.canary, others.essential, others.canary) == (True, True, False, False)
+    assert (runs.tables, runs.essential, runs.canary) == ("workflow_runs", False, False)
 
 
 def test_after_a_refusal_each_table_stands_alone() -> None:

@@ -1,0 +1,114 @@
+"""Watches running runs: one whose session is gone gets one new process in its attempt, as a wake like any other."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from datetime import datetime
+from typing import Any, Final
+
+from dispatcher import events
+from dispatcher.agents.openclaw_calls import OpenclawCommand
+from dispatcher.clock import SYSTEM_CLOCK
+from dispatcher.errors import DispatcherError
+from dispatcher.logs import get_logger
+from dispatcher.workflows.message import respawn_message
+from dispatcher.workflows.model import Suspect
+from dispatcher.workflows.service import ProcessStopper
+from dispatcher.workflows.sessions import SessionRow, is_live_task, judge, read_sessions
+from dispatcher.workflows.store import WorkflowStore
+
+log = get_logger(__name__)
+
+MONITOR_SECONDS: Final = 30.0
+Claim = Callable[[Suspect], Mapping[str, Any]]
+"""Asks for the new process of an orphan; what is granted is booked as a wake of this daemon before it returns."""
+Launch = Callable[[Mapping[str, Any], str], None]
+"""Starts the process of a granted wake with this message."""
+
+
+class Monitor:
+    """One `beat` looks once. What two daemons could decide at once is not decided here: the database grants."""
+
+    def __init__(
+        self,
+        store: WorkflowStore,
+        openclaw: OpenclawCommand,
+        stopper: ProcessStopper,
+        claim: Claim,
+        launch: Launch,
+        *,
+        now: Callable[[], datetime] = SYSTEM_CLOCK.now,
+    ) -> None:
+        self._store = store
+        self._openclaw = openclaw
+        self._stopper = stopper
+        self._claim = claim
+        self._launch = launch
+        self._now = now
+
+    def beat(self) -> None:
+        """Looks at the silent runs of this gateway's agents. Raises what the store's call raises."""
+        watch = self._store.watch()
+        self._stopper.stop(watch.stops)
+        sessions = self._sessions() if watch.suspects else None
+        for suspect in watch.suspects:
+            self._look_at(suspect, sessions, watch.orphan_after)
+
+    def _look_at(self, suspect: Suspect, sessions: Sequence[SessionRow] | None, orphan_after: float) -> None:
+        """One suspect that raises does not stop the others."""
+        try:
+            if (
+                sessions is not None
+                and judge(suspect, sessions, orphan_after) == "gone"
+                and not self._has_task(suspect)
+            ):
+                self._respawn(suspect)
+        except DispatcherError as error:
+            log.error(
+                events.WORKFLOW_STEP_FAILED,
+                msg=f"Could not look after a silent run of {suspect.agent_id}: {error}",
+                phase="monitor",
+                run_id=str(suspect.run_id),
+                error=str(error),
+            )
+
+    def _sessions(self) -> list[SessionRow] | None:
+        """What OpenClaw says; None when it cannot be asked: unknown is not gone."""
+        failure, document = self._ask_for_sessions()
+        if failure:
+            log.warning(
+                events.WORKFLOW_MONITOR_BLIND,
+                msg=f"OpenClaw does not say which sessions live: {failure}",
+                error=failure,
+            )
+            return None
+        return read_sessions(document, self._now())
+
+    def _ask_for_sessions(self) -> tuple[str, Any]:
+        """Why there is no answer (empty when there is one), and the answer; a silent exit 0 names no session."""
+        try:
+            result, document = self._openclaw.ask("sessions", "--all-agents", marker="monitor")
+        except DispatcherError as error:
+            return str(error), None
+        is_noise = document is None and result.output.strip()
+        return result.failure or ("an answer that is no JSON" if is_noise else ""), document
+
+    def _has_task(self, suspect: Suspect) -> bool:
+        """Whether OpenClaw knows a task under the session's name that is not over."""
+        if not suspect.session_id or suspect.session_id.startswith("-"):
+            return False
+        result, document = self._openclaw.ask("tasks", "show", suspect.session_id, marker="monitor")
+        return not result.failure and is_live_task(document)
+
+    def _respawn(self, suspect: Suspect) -> None:
+        answer = self._claim(suspect)
+        facts = {"agent": suspect.agent_id, "run_id": str(suspect.run_id), "silent_for_s": round(suspect.silent_for, 1)}
+        if not answer["granted"]:
+            reason = answer["skip_reason"]
+            text = f"Run {suspect.run_id} is an orphan, but {suspect.agent_id} may not be woken for it ({reason})"
+            log.info(events.WORKFLOW_ORPHAN_WAITS, msg=text, reason=reason, **facts)
+            return
+        text = f"Run {suspect.run_id} lost its session; {suspect.agent_id} gets a new process for it"
+        log.warning(events.WORKFLOW_RESPAWNED, msg=text, wake_id=answer["wake_id"], attempt=suspect.attempt, **facts)
+        session = str(answer["run"]["session_id"])
+        self._launch(answer, respawn_message(suspect.run_id, suspect.workflow_type, session))

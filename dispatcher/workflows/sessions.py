@@ -1,0 +1,94 @@
+"""What OpenClaw says of its sessions, and what that means for a run nobody has heard of lately. Pure."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import dataclass
+from datetime import UTC, datetime
+from typing import Any, Final, Literal
+
+from dispatcher.agents.registry import normalise_id
+from dispatcher.workflows.model import Suspect
+
+Judgement = Literal["gone", "alive", "unknown"]
+
+LISTS: Final = ("sessions", "recent", "items", "rows")
+LIVE_TASKS: Final = frozenset({"queued", "running"})
+
+
+@dataclass(frozen=True, slots=True)
+class SessionRow:
+    """One session of an agent; `age` in seconds since it was active, None when OpenClaw does not say."""
+
+    agent_id: str
+    names: frozenset[str]
+    age: float | None
+
+
+def read_sessions(document: object, now: datetime) -> list[SessionRow]:
+    """The rows of `sessions --all-agents --json`, whatever they are wrapped in."""
+    return [_row(entry, now) for entry in _entries(document)]
+
+
+def _entries(document: object) -> Iterator[Mapping[str, Any]]:
+    if isinstance(document, Mapping):
+        for name in LISTS:
+            if isinstance(document.get(name), list):
+                yield from _entries(document[name])
+    elif isinstance(document, list):
+        yield from (entry for entry in document if isinstance(entry, Mapping))
+
+
+def _row(entry: Mapping[str, Any], now: datetime) -> SessionRow:
+    key = str(entry.get("key") or "")
+    parts = key.split(":")
+    agent = entry.get("agentId") or (parts[1] if len(parts) > 1 and parts[0] == "agent" else "")
+    names = {key, ":".join(parts[2:]), str(entry.get("sessionId") or "")} - {""}
+    return SessionRow(normalise_id(str(agent)), frozenset(names), _age(entry, now))
+
+
+def _age(entry: Mapping[str, Any], now: datetime) -> float | None:
+    for name in ("ageMs", "age", "lastActiveAgeMs"):
+        if _is_number(entry.get(name)):
+            return max(0.0, float(entry[name]) / 1000)
+    for name in ("updatedAt", "lastInteractionAt"):
+        if _is_number(entry.get(name)):
+            return max(0.0, now.timestamp() - float(entry[name]) / 1000)
+        if isinstance(entry.get(name), str):
+            try:
+                return max(0.0, (now - _aware(datetime.fromisoformat(entry[name]))).total_seconds())
+            except ValueError:
+                continue
+    return None
+
+
+def _aware(moment: datetime) -> datetime:
+    return moment if moment.tzinfo is not None else moment.replace(tzinfo=UTC)
+
+
+def _is_number(value: object) -> bool:
+    return isinstance(value, int | float) and not isinstance(value, bool)
+
+
+def judge(suspect: Suspect, rows: Iterable[SessionRow], orphan_after: float) -> Judgement:
+    """Whether the session that works on a silent run is gone.
+
+    Its own session decides when OpenClaw lists it. Otherwise (agents name their sessions as they like) any
+    recent activity of the agent counts for it: a second process beside a living one is worse than a wait.
+    A session without an age is taken at its word that it exists.
+    """
+    mine = [row for row in rows if row.agent_id == normalise_id(suspect.agent_id)]
+    named = [row for row in mine if suspect.session_id in row.names] or mine
+    if any(row.age is not None and row.age < orphan_after for row in named):
+        return "alive"
+    if any(row.age is None and suspect.session_id in row.names for row in named):
+        return "unknown"
+    return "gone"
+
+
+def is_live_task(document: object) -> bool:
+    """Whether `tasks show` speaks of a task that is queued or running."""
+    if not isinstance(document, Mapping):
+        return False
+    task = document.get("task", document)
+    return isinstance(task, Mapping) and str(task.get("status")).lower() in LIVE_TASKS

@@ -1,0 +1,70 @@
+"""One method per SQL function of the workflows slice, as this instance calls them."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from typing import Any, Final, Protocol
+from uuid import UUID
+
+from dispatcher.workflows.model import Delivery, Notification, Suspect, TickAnswer, Watch
+
+# A tick over a long queue with many budgets may take longer than an ordinary call.
+TICK_SECONDS: Final = 20.0
+
+
+class Rpc(Protocol):
+    """The part of `RestClient` that a store needs."""
+
+    def rpc(
+        self, function: str, params: dict[str, Any], *, retry: bool = False, timeout: float | None = None
+    ) -> Any: ...
+
+
+class WorkflowStore:
+    """The workflow functions. Errors are those of `RestClient.rpc`."""
+
+    def __init__(self, rest: Rpc, instance_id: Callable[[], UUID], settings: Mapping[str, object]) -> None:
+        self._rest = rest
+        self._instance_id = instance_id
+        self._settings = dict(settings)
+
+    def tick(self) -> TickAnswer:
+        """One tick for the tenant; a repeat finds what is left to do."""
+        params = {"p_settings": self._settings}
+        return TickAnswer.from_json(self._call("dispatch_workflows", params, retry=True, timeout=TICK_SECONDS))
+
+    def claim_notifications(
+        self, limit: int, lease_seconds: int, known_agents: Iterable[str]
+    ) -> tuple[list[Notification], float | None]:
+        """Up to `limit` notifications that are due, and in how many seconds the next one is (None: none)."""
+        params = {"p_limit": limit, "p_lease_seconds": lease_seconds, "p_known_agents": list(known_agents)}
+        # A claim whose answer is lost is free again after its lease.
+        answer = self._call("claim_workflow_notifications", params, retry=False)
+        return [Notification.from_json(row) for row in answer["notifications"]], answer["next_in"]
+
+    def finish_notifications(self, deliveries: Sequence[Delivery]) -> None:
+        """Tells what became of claimed notifications."""
+        params = {"p_results": [delivery.as_json() for delivery in deliveries]}
+        self._call("finish_workflow_notifications", params, retry=True)
+
+    def watch(self) -> Watch:
+        """What the monitor has to look at."""
+        return Watch.from_json(self._call("monitor_workflows", {"p_settings": self._settings}, retry=True))
+
+    def respawn(self, suspect: Suspect, request: UUID) -> Mapping[str, Any]:
+        """The grant of a new process for an orphan (`granted`, and all a spawn needs), or `skip_reason`.
+
+        The same `request` gets the same grant.
+        """
+        params = {
+            "p_run_id": str(suspect.run_id),
+            "p_claim_token": str(suspect.claim_token),
+            "p_settings": self._settings,
+            "p_request": str(request),
+        }
+        answer: Mapping[str, Any] = self._call("respawn_workflow_run", params, retry=True)
+        return answer
+
+    def _call(self, function: str, params: dict[str, Any], *, retry: bool, timeout: float | None = None) -> Any:
+        arguments = {"p_instance_id": str(self._instance_id()), **params}
+        return self._rest.rpc(function, arguments, retry=retry, timeout=timeout)

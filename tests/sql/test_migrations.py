@@ -1,0 +1,57 @@
+"""The migrations as an operator without our runner applies them: plain psql, in name order, twice in a row."""
+
+import subprocess
+from pathlib import Path
+
+import pytest
+
+from dispatcher.local import account
+from tests.conftest import MIGRATIONS, YOURHQ
+from tests.support.database import Database
+
+FILES = sorted(MIGRATIONS.glob("*.sql"))
+
+
+def psql(database: Database, *files: Path) -> None:
+    command = [str(account.programs(None) / "psql"), "-X", "-q", "-v", "ON_ERROR_STOP=1", "-d", database.url]
+    for file in files:
+        done = subprocess.run([*command, "-f", str(file)], capture_output=True, text=True, check=False)
+        assert done.returncode == 0, f"{file.name}: {done.stderr}"
+
+
+def objects(database: Database) -> list[dict]:
+    """Every relation, function, trigger, policy and enum of schema public, with what defines it."""
+    return database.rows(
+        """select 'function' as kind, oid::regprocedure::text as name, md5(pg_get_functiondef(oid)) as body
+             from pg_proc where pronamespace = 'public'::regnamespace
+           union all select 'column', attrelid::regclass || '.' || attname,
+                  format_type(atttypid, atttypmod) || attnotnull
+             from pg_attribute join pg_class on pg_class.oid = attrelid
+            where relnamespace = 'public'::regnamespace and attnum > 0 and relkind in ('r', 'v')
+           union all select 'trigger', tgrelid::regclass || '.' || tgname, pg_get_triggerdef(oid)
+             from pg_trigger where not tgisinternal
+           union all select 'policy', tablename || '.' || policyname, coalesce(qual, '') from pg_policies
+           union all select 'constraint', conrelid::regclass || '.' || conname, pg_get_constraintdef(oid)
+             from pg_constraint where connamespace = 'public'::regnamespace
+           union all select 'enum', enumtypid::regtype || '.' || enumlabel, enumsortorder::text from pg_enum
+           order by 1, 2, 3"""
+    )
+
+
+@pytest.mark.parametrize("yourhq", [False, True], ids=["empty", "yourhq"])
+def test_psql_applies_them_twice(empty_database: Database, yourhq: bool) -> None:
+    if yourhq:
+        psql(empty_database, YOURHQ)
+    before = objects(empty_database)
+    psql(empty_database, *FILES)
+    once = objects(empty_database)
+    psql(empty_database, *FILES)
+    assert objects(empty_database) == once
+    # What was there is there still, unchanged.
+    assert [row for row in before if row not in once] == []
+
+
+def test_both_ways_lead_to_the_same_functions_and_tables(database: Database, yourhq_database: Database) -> None:
+    ours = {(row["kind"], row["name"]) for row in objects(database) if row["kind"] in ("function", "trigger")}
+    theirs = {(row["kind"], row["name"]) for row in objects(yourhq_database)}
+    assert ours - theirs == set()

@@ -26,17 +26,22 @@ class Operator:
 
         Raises UnknownGateway, MigrationsMissing, and what `RestClient.rpc` raises.
         """
-        scope = {"p_tenant_id": str(self.settings.tenant_id), "p_gateway": self.settings.gateway_id}
+        answer = self.call_for_tenant(function, p_gateway=self.settings.gateway_id, **arguments)
+        if answer.get("code") == "unknown_gateway":
+            raise UnknownGateway(
+                unknown_gateway_text(self.settings.gateway_id, self.settings.tenant_id, answer["known"])
+            )
+        return answer
+
+    def call_for_tenant(self, function: str, **arguments: object) -> Mapping[str, Any]:
+        """As `call`, for what belongs to the tenant as a whole."""
+        scope = {"p_tenant_id": str(self.settings.tenant_id)}
         try:
             answer: Mapping[str, Any] = self._rest.rpc(function, {**scope, **arguments}, retry=False)
         except RestError as error:
             if error.code == MISSING_FUNCTION:
                 raise migrations_missing(function) from error
             raise
-        if answer.get("code") == "unknown_gateway":
-            raise UnknownGateway(
-                unknown_gateway_text(self.settings.gateway_id, self.settings.tenant_id, answer["known"])
-            )
         return answer
 
     def rows(self, table: str, query: Mapping[str, str]) -> list[dict[str, Any]]:

@@ -27,6 +27,9 @@ COMMANDS: Final[Mapping[str, str]] = {
     "status": "dispatcher.cli.status:command",
     "wake": "dispatcher.cli.wake:command",
     "inbox": "dispatcher.cli.inbox:app",
+    "runs": "dispatcher.cli.runs:app",
+    "routing": "dispatcher.cli.routing:app",
+    "budgets": "dispatcher.cli.budgets:app",
     "migrate": "dispatcher.cli.migrate:command",
     "health": "dispatcher.cli.health:command",
 }

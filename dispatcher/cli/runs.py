@@ -1,0 +1,181 @@
+"""`dispatcher runs …`: the operator's hands on workflow runs."""
+
+from __future__ import annotations
+
+import getpass
+import json
+from collections.abc import Mapping
+from datetime import UTC, datetime, timedelta
+from typing import Annotated, Any
+from uuid import UUID
+
+import typer
+
+from dispatcher.cli.connection import operator
+from dispatcher.cli.main import new_app
+from dispatcher.cli.output import print_json, print_table
+from dispatcher.errors import DispatcherError
+
+app = new_app(no_args_is_help=True, help="List, show, enqueue, cancel and retry workflow runs; stats.")
+
+STATUSES = (
+    *("queued", "dispatched", "claimed", "running", "waiting_for_approval", "blocked"),
+    *("completed", "failed", "timed_out", "cancelled"),
+)
+COLUMNS = (
+    *("id", "workflow_type", "status", "owner_agent_id", "priority", "dispatch_attempts", "created_at"),
+    *("cost_estimate", "blocker_type", "last_error"),
+)
+
+Json = Annotated[bool, typer.Option("--json", help="Print one JSON document.")]
+RunId = Annotated[UUID, typer.Argument(metavar="RUN", help="Run id.")]
+Reason = Annotated[str | None, typer.Option("--reason", help="Recorded with the run and in the audit log.")]
+
+
+@app.command("list")
+def list_runs(
+    status: Annotated[str | None, typer.Option("--status", help="One of: " + ", ".join(STATUSES))] = None,
+    workflow_type: Annotated[str | None, typer.Option("--type", help="Workflow type.")] = None,
+    agent: Annotated[str | None, typer.Option("--agent", help="Slug of the agent it is with.")] = None,
+    limit: Annotated[int, typer.Option("--limit", min=1, max=1000)] = 50,
+    as_json: Json = False,
+) -> None:
+    """List the newest runs of this tenant."""
+    if status is not None and status not in STATUSES:
+        raise typer.BadParameter(f"{status!r} is none of {', '.join(STATUSES)}", param_hint="--status")
+    with operator() as gateway:
+        answer = gateway.call_for_tenant(
+            "list_workflow_runs", p_status=status, p_workflow_type=workflow_type, p_agent=agent, p_limit=limit
+        )
+    if as_json:
+        print_json(answer)
+        return
+    print_table(COLUMNS, [[run[name] for name in COLUMNS] for run in answer["runs"]])
+
+
+@app.command("show")
+def show_run(run: RunId, as_json: Json = False) -> None:
+    """Show one run whole, with its events, claims and notifications."""
+    with operator() as gateway:
+        answer = gateway.call_for_tenant("show_workflow_run", p_run_id=str(run))
+    if answer["code"] == "not_found":
+        raise DispatcherError(f"No run {run} in this tenant.")
+    if as_json:
+        print_json(answer)
+        return
+    print_table(("field", "value"), [(name, _cell(value)) for name, value in answer["run"].items()])
+    for part in ("events", "claims", "notifications", "approvals"):
+        _print_rows(part, answer[part])
+
+
+def _cell(value: object) -> object:
+    return json.dumps(value, ensure_ascii=False) if isinstance(value, dict | list) else value
+
+
+def _print_rows(title: str, rows: list[Mapping[str, Any]]) -> None:
+    if rows:
+        print_table(list(rows[0]), [[_cell(value) for value in row.values()] for row in rows], title=title)
+
+
+@app.command("enqueue")
+def enqueue(
+    workflow_type: Annotated[str, typer.Argument(metavar="TYPE", help="Workflow type.")],
+    *,
+    payload: Annotated[str, typer.Option("--input", help="Input as JSON.")] = "{}",
+    priority: Annotated[int, typer.Option("--priority", help="Higher goes first.")] = 0,
+    agent: Annotated[str | None, typer.Option("--agent", help="Pin it to this agent, whatever the route says.")] = None,
+    task: Annotated[str | None, typer.Option("--task", help="Id of the task it serves.")] = None,
+    delay: Annotated[float, typer.Option("--delay", min=0, help="Keep it back for so many seconds.")] = 0,
+    key: Annotated[
+        str | None, typer.Option("--key", help="Idempotency key: the same one queues nothing twice.")
+    ] = None,
+    as_json: Json = False,
+) -> None:
+    """Put a run into the queue."""
+    arguments = {
+        "p_workflow_type": workflow_type,
+        "p_input": _json_object(payload),
+        "p_priority": priority,
+        "p_initiator": actor(),
+        "p_agent": agent,
+        "p_task_id": task,
+        "p_not_before": (datetime.now(UTC) + timedelta(seconds=delay)).isoformat() if delay else None,
+        "p_request_key": key,
+    }
+    with operator() as gateway:
+        answer = gateway.call_for_tenant("enqueue_workflow_run", **arguments)
+    if not answer["applied"]:
+        raise DispatcherError("A workflow type must be 1 to 200 characters.")
+    if as_json:
+        print_json(answer)
+        return
+    print(f"{answer['run_id']} is {answer['status']}{' already' if answer['code'] == 'already' else ''}.")
+    if answer.get("routed") is False:
+        print(f"No route takes {workflow_type!r} yet: it waits. See `dispatcher routing set`.")
+
+
+def _json_object(text: str) -> dict[str, Any]:
+    try:
+        value = json.loads(text)
+    except ValueError as error:
+        raise typer.BadParameter(f"not JSON: {error}", param_hint="--input") from error
+    if not isinstance(value, dict):
+        raise typer.BadParameter("must be a JSON object", param_hint="--input")
+    return value
+
+
+@app.command("cancel")
+def cancel(run: RunId, reason: Reason = None, as_json: Json = False) -> None:
+    """Cancel a run that is not finished; a process of ours that works on it is stopped."""
+    with operator() as gateway:
+        answer = gateway.call_for_tenant("cancel_workflow_run", p_run_id=str(run), p_actor=actor(), p_reason=reason)
+    _tell(answer, run, as_json)
+
+
+@app.command("retry")
+def retry(run: RunId, reason: Reason = None, as_json: Json = False) -> None:
+    """Start a failed or timed out run anew (override_failure; audited)."""
+    with operator() as gateway:
+        answer = gateway.call_for_tenant("retry_workflow_run", p_run_id=str(run), p_actor=actor(), p_reason=reason)
+    _tell(answer, run, as_json)
+
+
+@app.command("stats")
+def stats(as_json: Json = False) -> None:
+    """Show the queue by status and type, notifications, and the last tick."""
+    with operator() as gateway:
+        answer = gateway.call_for_tenant("workflow_stats")
+    if as_json:
+        print_json(answer)
+        return
+    print_table(("status", "runs"), sorted(answer["by_status"].items()), title="Runs")
+    columns = ("workflow_type", "agent_id", "queued", "active", "max_concurrent", "oldest_queued_seconds")
+    print_table(columns, [[row[name] for name in columns] for row in answer["by_type"]], title="Types")
+    facts = {
+        "queued without a route": answer["no_route"],
+        "cost of the last 24 h (USD)": answer["cost_last_24h_usd"],
+        "notifications": _cell(answer["notifications"]),
+        "last tick": _cell(answer["last_tick"]),
+    }
+    print_table(("fact", "value"), list(facts.items()))
+
+
+def actor() -> str:
+    """Who gives the order, for the audit log."""
+    try:
+        return f"operator:{getpass.getuser()}"
+    except (KeyError, OSError):  # an account without a name, as in many containers
+        return "operator"
+
+
+def _tell(answer: Mapping[str, Any], run: UUID, as_json: bool) -> None:
+    if answer["code"] == "not_found":
+        raise DispatcherError(f"No run {run} in this tenant.")
+    if as_json:
+        print_json(answer)
+    elif answer["applied"]:
+        print(f"{run} is {answer['status']}.")
+    else:
+        print(f"Nothing was changed: {run} is {answer['status']}.")
+    if not answer["applied"]:
+        raise typer.Exit(1)

@@ -1,0 +1,400 @@
+#!/usr/bin/env python3
+"""What an agent does with workflow runs: poll, claim, heartbeat, complete, fail, release; and stats.
+
+    agent_workflow_client.py poll [--limit 3] [--agent A]
+    agent_workflow_client.py claim RUN --session S
+    agent_workflow_client.py heartbeat RUN --session S       (every 5 minutes; the first one starts the run)
+    agent_workflow_client.py complete RUN --session S [--output JSON] [--cost-usd N --input-tokens N --output-tokens N]
+    agent_workflow_client.py fail RUN --session S --error TEXT
+    agent_workflow_client.py release RUN --session S
+    agent_workflow_client.py stats
+
+Text for people, one JSON document with --json. Exit 0 done (or done before) · 1 the service failed · 2 wrong usage
+or missing settings (on stderr) · 3 not yours: claimed by another, or the claim is lost: stop working on it · 4 no
+such run.
+
+Settings as for the other commands here; with DASHBOARD_API_BASE set the HTTP API under it is asked instead of
+PostgREST (with DASHBOARD_API_TOKEN, else SUPABASE_SERVICE_ROLE_KEY). Standard library only, Python 3.9+.
+"""
+
+from __future__ import annotations
+
+import argparse
+import contextlib
+import http.client
+import json
+import math
+import os
+import random
+import re
+import signal
+import ssl
+import sys
+import time
+from collections.abc import Callable, Mapping
+from typing import Any
+from urllib.parse import quote, urlencode, urlsplit
+
+import hq_client
+import hq_command
+from hq_client import HqClient, ServiceError
+from hq_command import FAILED, OK, USAGE
+from hq_lease_book import LeaseBook
+from hq_settings import Settings, UsageError, find_workspace, is_uuid, load_settings
+
+NOT_YOURS, NO_SUCH_RUN = 3, 4
+Document = dict[str, Any]
+REFUSALS: Mapping[str, str] = {
+    "not_yours": "this run is not yours: it is held by another session, or your claim was lost. Stop working on it.",
+    "claimed_by_another": "another session has claimed this run.",
+    "finished": "this run is over. Stop working on it.",
+    "held": "this run is paused or waits for an approval. Leave it; it is still yours when it goes on.",
+    "not_dispatched": "this run waits in the queue and is nobody's to claim yet.",
+    "not_found": "there is no such run.",
+    "bad_session": "--session must be 1 to 500 characters.",
+}
+USAGE_FIELDS = ("cost_usd", "input_tokens", "output_tokens", "cached_tokens", "model")
+
+
+# ------------------------------------------------------------------------------------------------ the service
+
+
+class DatabaseService:
+    """The functions of the database, over PostgREST."""
+
+    def __init__(self, settings: Settings) -> None:
+        self._client = HqClient(settings)
+        self._tenant = settings.tenant_id
+
+    def poll(self, agent: str | None, limit: int) -> Document:
+        return self._call("poll_workflow_runs", p_agent=agent, p_limit=limit)
+
+    def stats(self) -> Document:
+        return self._call("workflow_stats")
+
+    def act(self, verb: str, run_id: str, facts: Document) -> Document:
+        """One of claim, heartbeat, complete, fail, release, with what is said about it."""
+        arguments = {f"p_{name}": value for name, value in facts.items() if value is not None}
+        return self._call(f"{verb}_workflow_run", p_run_id=run_id, **arguments)
+
+    def _call(self, function: str, **arguments: Any) -> Document:
+        answer: Document = self._client.call(function, {"p_tenant_id": self._tenant, **arguments})
+        return answer
+
+
+class HttpService:
+    """The HTTP API of the project: thin functions in front of the same ones in the database."""
+
+    def __init__(self, settings: Settings, base: str) -> None:
+        self._settings = settings
+        self._target = urlsplit(base.rstrip("/"))
+        if self._target.scheme not in ("http", "https") or not self._target.hostname:
+            raise UsageError("DASHBOARD_API_BASE must begin with http:// or https:// and name a host")
+
+    def poll(self, agent: str | None, limit: int) -> Document:
+        query = urlencode({"limit": limit, **({"agent": agent} if agent else {})})
+        return self._repeated("GET", f"/workflow-runs/pending?{query}", None)
+
+    def stats(self) -> Document:
+        return self._repeated("GET", "/workflow-runs/dispatcher/stats", None)
+
+    def act(self, verb: str, run_id: str, facts: Document) -> Document:
+        """One of claim, heartbeat, complete, fail, release, with what is said about it."""
+        body = {name: value for name, value in facts.items() if value is not None}
+        return self._repeated("POST", f"/workflow-runs/{quote(run_id)}/{verb}", body)
+
+    def _repeated(self, method: str, path: str, body: Document | None) -> Document:
+        """Every call here is safe to repeat: a session's second claim or end is answered `already`."""
+        for attempt in range(1, hq_client.ATTEMPTS + 1):
+            try:
+                return self._once(method, path, body)
+            except ServiceError as fault:
+                if attempt == hq_client.ATTEMPTS or not fault.retryable:
+                    raise
+                time.sleep(random.uniform(0.5, 1.0) * 0.25 * 2**attempt)  # noqa: S311 - spreads load, keeps no secret
+        raise AssertionError("the last attempt returns or raises")
+
+    def _once(self, method: str, path: str, body: Document | None) -> Document:
+        deadline = time.monotonic() + self._settings.call_timeout
+        connection = self._connection()
+        content = None if body is None else json.dumps(hq_client.clean(body), allow_nan=False).encode("ascii")
+        try:
+            connection.request(method, self._target.path + path, content, self._headers())
+            response = connection.getresponse()
+            answer = hq_client.read_before(response, deadline)
+        except (OSError, http.client.HTTPException) as error:
+            text = f"the API did not answer: {error!r}".replace(self._settings.key, "***")
+            raise ServiceError(text, "unreachable", retryable=True) from None
+        finally:
+            connection.close()
+        return self._document(response.status, answer)
+
+    def _connection(self) -> http.client.HTTPConnection:
+        host, timeout = self._target.hostname or "", self._settings.call_timeout
+        if self._target.scheme == "https":
+            context = ssl.create_default_context()
+            return http.client.HTTPSConnection(host, self._target.port, timeout=timeout, context=context)
+        return http.client.HTTPConnection(host, self._target.port, timeout=timeout)
+
+    def _headers(self) -> dict[str, str]:
+        key = self._settings.key
+        headers = {"apikey": key, "Content-Type": "application/json", "Accept": "application/json"}
+        return headers if key.startswith("sb_") else {**headers, "Authorization": f"Bearer {key}"}
+
+    def _document(self, status: int, answer: bytes) -> Document:
+        document = hq_client.parsed(answer) if answer[:1] in (b"{", b"[") else {}
+        document = document if isinstance(document, dict) else {}
+        if status in (200, 201):
+            return document
+        if status == http.client.NOT_FOUND:
+            return {**document, "applied": False, "code": "not_found"}
+        if status == http.client.CONFLICT:
+            return {**document, "applied": False, "code": document.get("code") or "not_yours"}
+        said = document.get("message") or document.get("error") or "the API refused the call"
+        retryable = status in hq_client.RETRYABLE_STATUS
+        raise ServiceError(f"{said} (HTTP {status})".replace(self._settings.key, "***"), retryable=retryable)
+
+
+# ------------------------------------------------------------------------------------------------ the commands
+
+
+class Client:
+    """The commands, each an exit code."""
+
+    def __init__(self, settings: Settings, arguments: argparse.Namespace) -> None:
+        base = os.environ.get("DASHBOARD_API_BASE", "").strip()
+        self._service = HttpService(settings, base) if base else DatabaseService(settings)
+        self._arguments = arguments
+        self._agent = arguments.agent or known_agent(settings)
+        self._book = LeaseBook(settings.state_folders, f"runs-{self._agent or 'any'}")
+
+    def poll(self) -> int:
+        answer = self._service.poll(self._agent, self._arguments.limit)
+        return self._say(answer, poll_text(answer))
+
+    def stats(self) -> int:
+        answer = self._service.stats()
+        return self._say(answer, stats_text(answer))
+
+    def claim(self) -> int:
+        facts = {"session": self._arguments.session, "agent": self._agent, "wake_id": wake_id()}
+        answer = self._service.act("claim", self._arguments.run_id, facts)
+        if answer.get("applied") and is_uuid(str(answer.get("claim_token"))):
+            # Best effort: without the note the session alone is the fence.
+            with contextlib.suppress(OSError):
+                self._book.remember({self._claim_key: str(answer["claim_token"])})
+        return self._end(answer, claim_text)
+
+    def heartbeat(self) -> int:
+        return self._act("heartbeat", heartbeat_text, usage=usage_of(self._arguments))
+
+    def complete(self) -> int:
+        usage = usage_of(self._arguments)
+        return self._act("complete", end_text, output=self._arguments.output, usage=usage)
+
+    def fail(self) -> int:
+        return self._act("fail", end_text, error=self._arguments.error, usage=usage_of(self._arguments))
+
+    def release(self) -> int:
+        return self._act("release", end_text)
+
+    @property
+    def _claim_key(self) -> str:
+        return f"{self._arguments.run_id}:{self._arguments.session}"
+
+    def _act(self, verb: str, text: Callable[[Document], str], **facts: Any) -> int:
+        facts["session"] = self._arguments.session
+        facts["claim_token"] = self._book.token(self._claim_key)
+        return self._end(self._service.act(verb, self._arguments.run_id, facts), text)
+
+    def _end(self, answer: Document, text: Callable[[Document], str]) -> int:
+        shown = {name: value for name, value in answer.items() if name != "claim_token"}
+        if answer.get("applied"):
+            return self._say({**shown, "repeated": answer.get("code") == "already"}, text(answer))
+        code = str(answer.get("code") or "not_yours")
+        words = REFUSALS.get(code, f"refused: {code}")
+        self._say({**shown, "error": words}, f"{words} (run {self._arguments.run_id}, {state_of(answer)})")
+        return {"not_found": NO_SUCH_RUN, "bad_session": USAGE}.get(code, NOT_YOURS)
+
+    def _say(self, document: Document, text: str) -> int:
+        if self._arguments.json:
+            hq_command.emit(document)
+        else:
+            print_text(text)
+        return OK
+
+
+def known_agent(settings: Settings) -> str | None:
+    """Who we are, where something says so: AGENT_SLUG, or a workspace with an agent.json. Never a guess."""
+    if os.environ.get("AGENT_SLUG", "").strip():
+        return settings.agent
+    return settings.agent if (find_workspace(os.environ) / "agent.json").is_file() else None
+
+
+def wake_id() -> str | None:
+    """The wake this command runs in, where the daemon started the agent's process."""
+    found = os.environ.get("DISPATCHER_WAKE_ID", "")
+    return found if is_uuid(found) else None
+
+
+def usage_of(arguments: argparse.Namespace) -> Document | None:
+    """What was said of cost and tokens; None when nothing was."""
+    said = {name: getattr(arguments, name) for name in USAGE_FIELDS}
+    return {name: value for name, value in said.items() if value is not None} or None
+
+
+# ------------------------------------------------------------------------------------------------ texts
+
+
+def print_text(text: str) -> None:
+    """Text in UTF-8 whatever the locale."""
+    hq_command.require_output()
+    try:
+        sys.stdout.buffer.write((text + "\n").encode("utf-8", "backslashreplace"))
+        sys.stdout.buffer.flush()
+    except (OSError, ValueError) as error:
+        hq_command.silence_stdout()
+        raise hq_command.OutputClosedError(f"stdout cannot be written: {error}") from None
+
+
+def state_of(answer: Document) -> str:
+    """The state the answer shows."""
+    return str(answer.get("status") or "unknown")
+
+
+def poll_text(answer: Document) -> str:
+    """One line per run."""
+    lines = [
+        f"{run['id']}  {run['workflow_type']}  for {run['owner_agent_id']}, attempt {run['dispatch_attempts']}"
+        for run in answer["runs"]
+    ]
+    return "\n".join(lines) or "No run waits to be claimed."
+
+
+def claim_text(answer: Document) -> str:
+    """The run with its input, and what to do now."""
+    run = answer["run"]
+    minutes = max(0, round(float(answer.get("deadline_in") or 0) / 60))
+    return (
+        f"Run {run['id']} ({run['workflow_type']}) is yours, for {minutes} minutes.\n"
+        f"Input: {json.dumps(run['input_payload'], ensure_ascii=False)}\n"
+        f"Send a heartbeat now and every 5 minutes, with --session {run['session_id']}; then complete or fail it."
+    )
+
+
+def heartbeat_text(answer: Document) -> str:
+    """The state, and the input for who takes over."""
+    run = answer["run"]
+    return f"Run {run['id']} is {run['status']}.\nInput: {json.dumps(run['input_payload'], ensure_ascii=False)}"
+
+
+def end_text(answer: Document) -> str:
+    """How it stands after the command."""
+    again = " (already)" if answer.get("code") == "already" else ""
+    return f"Run {answer['run_id']} is {answer['status']}{again}."
+
+
+def stats_text(answer: Document) -> str:
+    """Runs by status and by type."""
+    counts = ", ".join(f"{number} {status}" for status, number in sorted(answer["by_status"].items()))
+    lines = [f"Runs: {counts or 'none'}"]
+    for row in answer["by_type"]:
+        route = f"{row['agent_id']}, at most {row['max_concurrent']}" if row["agent_id"] else "no route"
+        lines.append(f"  {row['workflow_type']} ({route}): {row['queued']} queued, {row['active']} active")
+    return "\n".join(lines)
+
+
+# ------------------------------------------------------------------------------------------------ arguments
+
+
+def json_value(text: str) -> Any:
+    """An argparse type: a JSON value."""
+    try:
+        return json.loads(text)
+    except ValueError:
+        raise argparse.ArgumentTypeError("not JSON") from None
+
+
+def amount(text: str) -> float:
+    """An argparse type: a number of at least zero."""
+    try:
+        number = float(text)
+    except ValueError:
+        raise argparse.ArgumentTypeError(f"not a number: {text!r}") from None
+    if not math.isfinite(number) or number < 0:
+        raise argparse.ArgumentTypeError(f"must be 0 or more: {text!r}")
+    return number
+
+
+def session_name(text: str) -> str:
+    """An argparse type: a session's name, on one line."""
+    if not 1 <= len(text.strip()) <= 500 or re.search(r"[\x00-\x1f\x7f]", text):
+        raise argparse.ArgumentTypeError("must be 1 to 500 characters on one line")
+    return text
+
+
+def parser() -> argparse.ArgumentParser:
+    """All commands and options."""
+    shared = argparse.ArgumentParser(add_help=False)
+    shared.add_argument("--json", action="store_true", help="one JSON document instead of text")
+    shared.add_argument("--agent", help="the agent's slug; default: AGENT_SLUG, or the workspace's agent.json")
+    run = argparse.ArgumentParser(add_help=False, parents=[shared])
+    run.add_argument("run_id", type=hq_command.item_id, help="id of the run")
+    run.add_argument("--session", required=True, type=session_name, help="the session that works on it")
+    usage = argparse.ArgumentParser(add_help=False, parents=[run])
+    usage.add_argument("--cost-usd", type=amount, help="what it has cost so far, in all")
+    for kind in ("input", "output", "cached"):
+        usage.add_argument(f"--{kind}-tokens", type=hq_command.whole_number(0, 10**15), help="tokens so far, in all")
+    usage.add_argument("--model", help="the model that was used")
+
+    main_parser = argparse.ArgumentParser(description="What an agent does with workflow runs.")
+    commands = main_parser.add_subparsers(dest="command", required=True, metavar="COMMAND")
+    poll = commands.add_parser("poll", parents=[shared], help="runs that wait to be claimed")
+    poll.add_argument("--limit", type=hq_command.whole_number(1, 100), default=3)
+    commands.add_parser("claim", parents=[run], help="take a run")
+    commands.add_parser("heartbeat", parents=[usage], help="say that it is being worked on; every 5 minutes")
+    complete = commands.add_parser("complete", parents=[usage], help="it is done")
+    complete.add_argument("--output", type=json_value, help="what came of it, as JSON")
+    fail = commands.add_parser("fail", parents=[usage], help="it cannot be done")
+    fail.add_argument("--error", required=True, help="why")
+    commands.add_parser("release", parents=[run], help="give it back to the queue")
+    commands.add_parser("stats", parents=[shared], help="the queue as a whole")
+    return main_parser
+
+
+def environment() -> dict[str, str]:
+    """The settings to look in: with an HTTP API, its address and token stand for those of the database."""
+    found = dict(os.environ)
+    if found.get("DASHBOARD_API_BASE", "").strip():
+        found.setdefault("SUPABASE_URL", found["DASHBOARD_API_BASE"])
+        if found.get("DASHBOARD_API_TOKEN", "").strip():
+            found["SUPABASE_SERVICE_ROLE_KEY"] = found["DASHBOARD_API_TOKEN"]
+    return found
+
+
+def main() -> int:
+    """Run one command; its exit code. Every expected fault is said in words instead of a traceback."""
+    signal.signal(signal.SIGTERM, hq_command.stop)
+    arguments = parser().parse_args()
+    try:
+        client = Client(load_settings(environment()), arguments)
+        return int(getattr(client, arguments.command)())
+    except UsageError as fault:
+        return hq_command.complain(str(fault), USAGE)
+    except ServiceError as fault:
+        return service_failed(fault, arguments.json)
+    except hq_command.OutputClosedError as closed:
+        return hq_command.complain(str(closed), FAILED)
+    except (KeyboardInterrupt, hq_command.Stopped):
+        return hq_command.complain("stopped", 128 + signal.SIGTERM)
+
+
+def service_failed(fault: ServiceError, as_json: bool) -> int:
+    """Say that the service failed, where the caller looks for it."""
+    if as_json:
+        return hq_command.say_failure({"error": str(fault), "code": fault.code})
+    return hq_command.complain(str(fault), FAILED)
+
+
+if __name__ == "__main__":
+    sys.exit(main())

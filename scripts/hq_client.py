@@ -40,13 +40,13 @@ class ServiceError(Exception):
 
 
 class HqClient:
-    """One agent's line to HQ. `call` returns the function's JSON or raises `ServiceError`."""
+    """One agent's line to HQ. `call` returns the function's JSON object or raises `ServiceError`."""
 
     def __init__(self, settings: Settings) -> None:
         self._settings = settings
         self._target = urlsplit(settings.url)
 
-    def call(self, function: str, params: Mapping[str, Any]) -> Any:
+    def call(self, function: str, params: Mapping[str, Any]) -> dict[str, Any]:
         """Call a database function; repeat what failed in passing, at growing, spread intervals."""
         body = json.dumps(clean(dict(params)), allow_nan=False).encode("ascii")
         for attempt in range(1, ATTEMPTS + 1):
@@ -58,7 +58,7 @@ class HqClient:
                 time.sleep(random.uniform(0.5, 1.0) * 0.25 * 2**attempt)  # noqa: S311 - spreads load, keeps no secret
         raise AssertionError("the last attempt returns or raises")
 
-    def _call_once(self, function: str, body: bytes) -> Any:
+    def _call_once(self, function: str, body: bytes) -> dict[str, Any]:
         deadline = time.monotonic() + self._settings.call_timeout
         connection = self._connection()
         try:
@@ -69,7 +69,7 @@ class HqClient:
             raise ServiceError(self._masked(f"HQ did not answer: {error!r}"), "unreachable", retryable=True) from None
         finally:
             connection.close()
-        if status in (200, 201, 204):
+        if status == 200:
             return parsed(answer)
         raise self._refusal(function, status, answer)
 
@@ -115,12 +115,15 @@ def read_before(response: http.client.HTTPResponse, deadline: float) -> bytes:
     return b"".join(pieces)
 
 
-def parsed(answer: bytes) -> Any:
-    """The JSON of an answer; a page of a proxy in its place is a fault."""
+def parsed(answer: bytes) -> dict[str, Any]:
+    """The JSON object of an answer; a page of a proxy in its place is a fault."""
     try:
-        return json.loads(answer) if answer.strip() else None
+        document = json.loads(answer)
     except ValueError:
-        raise ServiceError("HQ answered with something that is not JSON: is SUPABASE_URL right?", "not_json") from None
+        document = None
+    if not isinstance(document, dict):
+        raise ServiceError("HQ answered with something that is not a JSON object: is SUPABASE_URL right?", "not_json")
+    return document
 
 
 def refusal_words(answer: bytes) -> tuple[str, str]:

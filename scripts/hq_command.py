@@ -48,7 +48,9 @@ def outcome_of(body: Callable[[Settings], int]) -> int:
         return say_failure({"error": str(fault), "code": fault.code})
     except OutputClosedError as closed:
         return complain(str(closed), FAILED)
-    except (KeyboardInterrupt, Stopped):
+    except KeyboardInterrupt:
+        return complain("interrupted", 128 + signal.SIGINT)
+    except Stopped:
         return complain("stopped", 128 + signal.SIGTERM)
 
 

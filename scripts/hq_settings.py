@@ -37,7 +37,7 @@ class Settings:
 
 def load_settings(environ: Mapping[str, str]) -> Settings:
     """Find every setting, or raise `UsageError` that names all that is missing or wrong."""
-    workspace = find_workspace(environ)
+    workspace = find_workspace()
     agent = environ.get("AGENT_SLUG", "").strip() or workspace.name
     homes = openclaw_homes(environ)
     found = merged_values(environ, secret_files(homes, workspace, agent))
@@ -92,28 +92,20 @@ def is_seconds(text: str, lowest: float, highest: float) -> bool:
         return False
 
 
-def find_workspace(environ: Mapping[str, str]) -> Path:
+def find_workspace() -> Path:
     """The agent's folder: the nearest one with agent.json above this script, then above the working folder.
 
     Without an agent.json it is what holds `skills/hq/scripts`, else the working folder. Links are not
     followed: a skill shared by link belongs to the workspace it is reached through.
     """
     scripts = Path(os.path.abspath(sys.argv[0])).parent  # noqa: PTH100 - Path.resolve() would follow links
-    here = Path(environ.get("PWD") or ".") if same_folder(environ.get("PWD")) else Path.cwd()
+    here = Path.cwd()
     for start in (scripts, here):
         for folder in (start, *start.parents):
             if (folder / "agent.json").is_file():
                 return folder
     in_place = scripts.parts[-3:] == ("skills", "hq", "scripts")
     return scripts.parents[2] if in_place else here
-
-
-def same_folder(path: str | None) -> bool:
-    """Whether a path, as the shell keeps it in PWD, is the working folder."""
-    try:
-        return bool(path) and Path(str(path)).is_absolute() and Path(str(path)).samefile(Path.cwd())
-    except OSError:
-        return False
 
 
 def openclaw_homes(environ: Mapping[str, str]) -> list[Path]:

@@ -302,6 +302,14 @@ def test_the_slug_is_named_or_the_folder_of_agent_json_or_the_folder(agent: Agen
     assert json.loads(agent.run("hq_inbox_process", cwd=below).stdout)["agent"] == agent.slug
 
 
+def test_a_skill_shared_by_link_belongs_to_the_workspace_it_is_reached_through(agent: Agent, tmp_path: Path) -> None:
+    skill = agent.workspace / "skills" / "hq"
+    skill.rename(tmp_path / "shared-skill")
+    skill.symlink_to(tmp_path / "shared-skill")
+    (agent.workspace / "agent.json").unlink()
+    assert json.loads(agent.run("hq_inbox_process", cwd=tmp_path).stdout)["agent"] == agent.slug
+
+
 def test_scripts_run_from_elsewhere_belong_to_the_working_folders_agent(agent: Agent) -> None:
     done = subprocess.run(
         [sys.executable, str(SCRIPTS / "hq_inbox_process.py"), "--status"],
@@ -485,7 +493,7 @@ def test_items_are_given_back_when_the_command_is_stopped_while_it_prints(
         assert process.stdout is not None
         assert process.stdout.read(1) == b"{"  # it prints, and the pipe is full
         process.send_signal(number)
-        assert process.wait(30) == 143
+        assert process.wait(30) == 128 + number
     row = agent.row(item_id)
     assert (row["status"], row["attempt_count"]) == ("pending", 0)
 

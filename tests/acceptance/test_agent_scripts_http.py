@@ -100,11 +100,10 @@ def test_neither_a_redirect_nor_a_proxy_carries_the_key_away(
     assert stolen == []
 
 
-def test_a_page_in_place_of_json_is_a_fault(modules: dict[str, ModuleType]) -> None:
-    with (
-        serving(lambda handler: reply(handler, 200, b"<html>login</html>")) as url,
-        pytest.raises(modules["hq_client"].ServiceError, match="not JSON"),
-    ):
+@pytest.mark.parametrize("page", [b"<html>login</html>", b"", b"null", b"[]", b'"ok"', b"\xff"])
+def test_a_page_in_place_of_a_json_object_is_a_fault(modules: dict[str, ModuleType], page: bytes) -> None:
+    error = modules["hq_client"].ServiceError
+    with serving(lambda handler: reply(handler, 200, page)) as url, pytest.raises(error, match="not a JSON object"):
         client_of(modules, url).call("f", {})
 
 

@@ -35,12 +35,19 @@ def stack(tmp_path: Path) -> Iterator[Stack]:
         stack.stop()
 
 
-@pytest.fixture
-def server(tmp_path: Path) -> Iterator[PostgresServer]:
-    server = PostgresServer(tmp_path / "server", password=PASSWORD, durable=False)
-    server.start()
+@pytest.fixture(scope="module")
+def used_before(tmp_path_factory: pytest.TempPathFactory) -> Iterator[PostgresServer]:
+    """A cluster for all tests here: making one takes longer than most of them."""
+    server = PostgresServer(tmp_path_factory.mktemp("server"), password=PASSWORD, durable=False)
     yield server
     server.destroy()
+
+
+@pytest.fixture
+def server(used_before: PostgresServer) -> Iterator[PostgresServer]:
+    used_before.start()
+    yield used_before
+    used_before.stop("immediate")
 
 
 def status_of(stack: Stack) -> int:
@@ -110,7 +117,7 @@ def test_a_port_lost_in_the_last_moment_is_passed_over(server: PostgresServer, m
         assert can_query(server)
 
 
-def test_a_server_left_by_a_killed_run_is_ended_by_the_next(tmp_path: Path, server: PostgresServer) -> None:
+def test_a_server_left_by_a_killed_run_is_ended_by_the_next(server: PostgresServer) -> None:
     leftover = server.process
     assert leftover is not None
     server.process = None  # as if we were another run
@@ -170,12 +177,15 @@ def test_it_listens_on_loopback_alone(server: PostgresServer) -> None:
     assert listening == {"127.0.0.1"}
 
 
-def test_a_server_that_cannot_start_says_why(tmp_path: Path, server: PostgresServer) -> None:
+def test_a_server_that_cannot_start_says_why(server: PostgresServer) -> None:
     server.stop()
     data = (server.directory / "postgres").resolve()
-    (data / "postgresql.auto.conf").write_text("nonsense = 1\n")
+    settings = data / "postgresql.auto.conf"
+    before = settings.read_text()
+    settings.write_text("nonsense = 1\n")
     with pytest.raises(children.ChildError, match="unrecognized configuration parameter"):
         server.start()
+    settings.write_text(before)
 
 
 only_root = pytest.mark.skipif(os.geteuid() != 0, reason="only root gives data to another account")

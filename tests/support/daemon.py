@@ -6,6 +6,7 @@ import signal
 import subprocess
 import sys
 import threading
+import time
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -16,6 +17,7 @@ from tests.support.waiting import wait_until
 
 ROOT = Path(__file__).resolve().parents[2]
 PROGRAM = [sys.executable, "-m", "dispatcher"]
+QUIET_SECONDS = 0.4
 
 
 def base_environment() -> dict[str, str]:
@@ -36,6 +38,7 @@ class DaemonProcess:
         self.environment.setdefault("OPENCLAW_HOME", str(directory / "openclaw"))
         self.lines: list[dict[str, Any]] = []
         self.not_json: list[str] = []
+        self._heard_at = time.monotonic()
         self._stderr = (directory / "stderr").open("ab")
         self.process = subprocess.Popen(
             [*PROGRAM, "run"],
@@ -55,6 +58,7 @@ class DaemonProcess:
         for text in self.process.stdout:
             try:
                 self.lines.append(json.loads(text))
+                self._heard_at = time.monotonic()
             except ValueError:
                 self.not_json.append(text)
 
@@ -80,13 +84,17 @@ class DaemonProcess:
                 raise AssertionError(f"the daemon ended with {self.process.returncode}: {self.tail()}")
             return records if len(records) >= times else []
 
-        return wait_until(found, deadline, what=f"{times} x {event} {facts}; last lines: {self.tail()}")
+        try:
+            return wait_until(found, deadline)
+        except AssertionError as error:
+            raise AssertionError(f"not within {deadline} s: {times} x {event} {facts}; {self.tail()}") from error
 
     def ready(self) -> "DaemonProcess":
-        """Waits until it dispatches and listens, and has swept since."""
+        """Waits until it dispatches and listens, and the sweeps that follow each subscription are over."""
         self.wait_for("daemon.ready")
         self.wait_for("realtime.subscribed")
         self.wait_for("sweep.finished")
+        wait_until(lambda: time.monotonic() - self._heard_at > QUIET_SECONDS, 30)
         return self
 
     def tail(self) -> str:

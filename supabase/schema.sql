@@ -2161,7 +2161,7 @@ declare
   v_instance constant public.dispatcher_instances := public.running_instance(p_instance_id);
 begin
   return jsonb_build_object(
-    'stop_wakes', public.wakes_to_stop(p_instance_id),
+    'stop_wakes', public.wakes_to_stop(p_instance_id), 'orphan_after', public.orphan_after_seconds(p_settings),
     'suspects', (
       select coalesce(jsonb_agg(jsonb_build_object('run_id', run.id, 'attempt', run.dispatch_attempts, 'workflow_type', run.workflow_type, 'agent_id', run.owner_agent_id,
                'session_id', run.session_id, 'claim_token', run.claim_token, 'silent_for', extract(epoch from now() - run.last_heartbeat_at),
@@ -2175,7 +2175,7 @@ begin
 end
 $$;
 
-COMMENT ON FUNCTION public.monitor_workflows(p_instance_id uuid, p_settings jsonb) IS 'What the monitor of a gateway looks at: silent running runs of its agents that were not spawned again in this attempt (suspects), and wakes whose run was ended (stop_wakes).';
+COMMENT ON FUNCTION public.monitor_workflows(p_instance_id uuid, p_settings jsonb) IS 'What the monitor of a gateway looks at: silent running runs of its agents that were not spawned again in this attempt (suspects), the silence that makes one (orphan_after), and wakes whose run was ended (stop_wakes).';
 
 CREATE FUNCTION public.next_workflow_moment(p_tenant_id uuid, p_settings jsonb) RETURNS double precision
     LANGUAGE sql STABLE
@@ -3999,6 +3999,8 @@ CREATE TABLE public.agent_budgets (
     updated_at timestamp with time zone DEFAULT now() NOT NULL
 );
 
+COMMENT ON TABLE public.agent_budgets IS 'What an agent may spend in a month, what it has spent, and whether that ends its wakes.';
+
 CREATE TABLE public.inbox_item_origins (
     item_id uuid NOT NULL,
     tenant_id uuid NOT NULL,
@@ -4075,6 +4077,8 @@ CREATE TABLE public.agent_usage (
     updated_at timestamp with time zone DEFAULT now() NOT NULL
 );
 
+COMMENT ON TABLE public.agent_usage IS 'What each run of an agent has used, as the gateway reports it.';
+
 CREATE TABLE public.agents (
     id uuid DEFAULT gen_random_uuid() NOT NULL,
     tenant_id uuid DEFAULT '00000000-0000-0000-0000-000000000000'::uuid NOT NULL,
@@ -4095,6 +4099,8 @@ CREATE TABLE public.agents (
     created_at timestamp with time zone DEFAULT now() NOT NULL,
     updated_at timestamp with time zone DEFAULT now() NOT NULL
 );
+
+COMMENT ON TABLE public.agents IS 'The agents, each on a gateway, with the status that says whether it may be woken.';
 
 CREATE TABLE public.workflow_audit_log (
     id bigint NOT NULL,
@@ -4209,6 +4215,8 @@ CREATE TABLE public.gateways (
     updated_at timestamp with time zone DEFAULT now() NOT NULL
 );
 
+COMMENT ON TABLE public.gateways IS 'OpenClaw gateways: the machines on which agents run. A daemon serves one of them.';
+
 CREATE TABLE public.inbox_item_leases (
     item_id uuid NOT NULL,
     tenant_id uuid NOT NULL,
@@ -4243,6 +4251,8 @@ CREATE TABLE public.notifications (
     updated_at timestamp with time zone DEFAULT now() NOT NULL
 );
 
+COMMENT ON TABLE public.notifications IS 'What an operator should know: stalled agents, chains of wakes, escalations.';
+
 CREATE TABLE public.task_relations (
     id uuid DEFAULT gen_random_uuid() NOT NULL,
     tenant_id uuid DEFAULT '00000000-0000-0000-0000-000000000000'::uuid NOT NULL,
@@ -4253,6 +4263,8 @@ CREATE TABLE public.task_relations (
     created_at timestamp with time zone DEFAULT now() NOT NULL,
     updated_at timestamp with time zone DEFAULT now() NOT NULL
 );
+
+COMMENT ON TABLE public.task_relations IS 'How tasks depend on one another; blocked_by is what the note in a wake''s message is made of.';
 
 CREATE TABLE public.tasks (
     id uuid DEFAULT gen_random_uuid() NOT NULL,
@@ -4274,6 +4286,8 @@ CREATE TABLE public.tasks (
     updated_at timestamp with time zone DEFAULT now() NOT NULL
 );
 
+COMMENT ON TABLE public.tasks IS 'What people and agents want done. Items speak of tasks; the dispatcher reads their titles.';
+
 CREATE TABLE public.tenants (
     id uuid DEFAULT gen_random_uuid() NOT NULL,
     name text NOT NULL,
@@ -4283,6 +4297,8 @@ CREATE TABLE public.tenants (
     created_at timestamp with time zone DEFAULT now() NOT NULL,
     updated_at timestamp with time zone DEFAULT now() NOT NULL
 );
+
+COMMENT ON TABLE public.tenants IS 'Who a row belongs to. Every look-up is scoped by one of these.';
 
 CREATE TABLE public.workflow_agent_routing (
     tenant_id uuid DEFAULT '00000000-0000-0000-0000-000000000000'::uuid NOT NULL,
@@ -4431,6 +4447,8 @@ CREATE TABLE public.workspace (
     created_at timestamp with time zone DEFAULT now() NOT NULL,
     updated_at timestamp with time zone DEFAULT now() NOT NULL
 );
+
+COMMENT ON TABLE public.workspace IS 'One per tenant: its name, the slug that stands before the agents'' ids, and the default budget.';
 
 ALTER TABLE ONLY public.agent_budgets
     ADD CONSTRAINT agent_budgets_pkey PRIMARY KEY (agent_id);
@@ -5419,8 +5437,6 @@ GRANT SELECT ON TABLE public.audit_log TO authenticated;
 GRANT ALL ON TABLE public.budget_events TO service_role;
 GRANT SELECT ON TABLE public.budget_events TO authenticated;
 
-GRANT ALL ON SEQUENCE public.budget_events_id_seq TO anon;
-GRANT ALL ON SEQUENCE public.budget_events_id_seq TO authenticated;
 GRANT ALL ON SEQUENCE public.budget_events_id_seq TO service_role;
 
 GRANT ALL ON TABLE public.budgets TO service_role;
@@ -5454,8 +5470,6 @@ GRANT SELECT ON TABLE public.workflow_agent_routing TO authenticated;
 GRANT ALL ON TABLE public.workflow_approvals TO service_role;
 GRANT SELECT ON TABLE public.workflow_approvals TO authenticated;
 
-GRANT ALL ON SEQUENCE public.workflow_audit_log_id_seq TO anon;
-GRANT ALL ON SEQUENCE public.workflow_audit_log_id_seq TO authenticated;
 GRANT ALL ON SEQUENCE public.workflow_audit_log_id_seq TO service_role;
 
 GRANT ALL ON TABLE public.workflow_claims TO service_role;
@@ -5467,8 +5481,6 @@ GRANT ALL ON TABLE public.workflow_respawns TO service_role;
 GRANT SELECT,INSERT,REFERENCES,TRIGGER,MAINTAIN ON TABLE public.workflow_run_events TO service_role;
 GRANT SELECT ON TABLE public.workflow_run_events TO authenticated;
 
-GRANT ALL ON SEQUENCE public.workflow_run_events_id_seq TO anon;
-GRANT ALL ON SEQUENCE public.workflow_run_events_id_seq TO authenticated;
 GRANT ALL ON SEQUENCE public.workflow_run_events_id_seq TO service_role;
 
 GRANT ALL ON TABLE public.workflow_run_transitions TO service_role;

@@ -334,6 +334,28 @@ begin
 end
 $$;
 
-comment on table public.agent_inbox_items is 'Work for agents: one row per item. The woken agent leases and closes it.';
+do $$
+declare
+  v_comment record;
+begin
+  for v_comment in
+    select name, comment from dispatcher_new_tables
+      join (values
+        ('tenants', 'Who a row belongs to. Every look-up is scoped by one of these.'),
+        ('workspace', 'One per tenant: its name, the slug that stands before the agents'' ids, and the default budget.'),
+        ('gateways', 'OpenClaw gateways: the machines on which agents run. A daemon serves one of them.'),
+        ('agents', 'The agents, each on a gateway, with the status that says whether it may be woken.'),
+        ('tasks', 'What people and agents want done. Items speak of tasks; the dispatcher reads their titles.'),
+        ('task_relations', 'How tasks depend on one another; blocked_by is what the note in a wake''s message is made of.'),
+        ('agent_inbox_items', 'Work for agents: one row per item. The woken agent leases and closes it.'),
+        ('agent_budgets', 'What an agent may spend in a month, what it has spent, and whether that ends its wakes.'),
+        ('agent_usage', 'What each run of an agent has used, as the gateway reports it.'),
+        ('notifications', 'What an operator should know: stalled agents, chains of wakes, escalations.')
+      ) as comments (name, comment) using (name)
+  loop
+    execute format('comment on table public.%I is %L', v_comment.name, v_comment.comment);
+  end loop;
+end
+$$;
 drop table dispatcher_new_tables;
 notify pgrst, 'reload schema';

@@ -142,8 +142,7 @@ class HttpService:
         return headers if key.startswith("sb_") else {**headers, "Authorization": f"Bearer {key}"}
 
     def _document(self, status: int, answer: bytes) -> Document:
-        document = hq_client.parsed(answer) if answer[:1] in (b"{", b"[") else {}
-        document = document if isinstance(document, dict) else {}
+        document: Document = hq_client.parsed(answer) if answer.startswith(b"{") else {}
         if status in (200, 201):
             return document
         if status == http.client.NOT_FOUND:
@@ -228,7 +227,7 @@ def known_agent(settings: Settings) -> str | None:
     """Who we are, where something says so: AGENT_SLUG, or a workspace with an agent.json. Never a guess."""
     if os.environ.get("AGENT_SLUG", "").strip():
         return settings.agent
-    return settings.agent if (find_workspace(os.environ) / "agent.json").is_file() else None
+    return settings.agent if (find_workspace() / "agent.json").is_file() else None
 
 
 def wake_id() -> str | None:

@@ -71,16 +71,23 @@ def test_periods(shared: Database, kind: str, zone: str, moment: str, key: str, 
 
 @given(
     st.datetimes(datetime(2020, 1, 1), datetime(2040, 1, 1), timezones=st.just(UTC)),
-    st.sampled_from(["UTC", "Europe/Berlin", "America/New_York", "Asia/Kolkata", "Australia/Lord_Howe", "Pacific/Apia"]),
+    st.sampled_from(
+        ["UTC", "Europe/Berlin", "America/New_York", "Asia/Kolkata", "Australia/Lord_Howe", "Pacific/Apia"]
+    ),
     st.sampled_from(["daily", "weekly", "monthly"]),
 )
 @settings(max_examples=150, deadline=None)
-def test_every_moment_lies_in_its_period_and_keys_follow_the_zone(shared: Database, moment: datetime, zone: str, kind: str) -> None:
+def test_every_moment_lies_in_its_period_and_keys_follow_the_zone(
+    shared: Database, moment: datetime, zone: str, kind: str
+) -> None:
     found = period(shared, kind, zone, moment.isoformat())
     assert found["starts_at"] <= moment < found["ends_at"]
     local = moment.astimezone(ZoneInfo(zone))
     year, week, _ = local.isocalendar()
-    assert found["period_key"] == {"daily": f"{local:%Y-%m-%d}", "weekly": f"{year}-W{week:02}", "monthly": f"{local:%Y-%m}"}[kind]
+    assert (
+        found["period_key"]
+        == {"daily": f"{local:%Y-%m-%d}", "weekly": f"{year}-W{week:02}", "monthly": f"{local:%Y-%m}"}[kind]
+    )
 
 
 @pytest.mark.parametrize(("kind", "zone"), [("daily", "No/Where"), ("yearly", "UTC")])
@@ -137,7 +144,9 @@ def test_pause_resumes_on_deactivation_and_rollover(runs: Workflows) -> None:
     runs.database.execute("delete from workflow_runs where status = 'dispatched'")
     runs.run()
     assert runs.tick()["dispatched"] == 0
-    runs.database.execute("update workflow_runs set accounted_at = accounted_at - interval '1 day' where id = %s", [spent])
+    runs.database.execute(
+        "update workflow_runs set accounted_at = accounted_at - interval '1 day' where id = %s", [spent]
+    )
     assert runs.tick()["dispatched"] == 1
 
 
@@ -455,7 +464,9 @@ def test_a_new_period_writes_recovered_first_and_once(runs: Workflows) -> None:
     kinds = [(event["event_kind"], event["period_key"] == today) for event in runs.events()]
     assert kinds == [("paused", False), ("recovered", True), ("paused", True)]
     move_events_back(runs)
-    runs.database.execute("update workflow_runs set accounted_at = accounted_at - interval '1 day' where id = %s", [spent])
+    runs.database.execute(
+        "update workflow_runs set accounted_at = accounted_at - interval '1 day' where id = %s", [spent]
+    )
     assert runs.tick()["dispatched"] == 1
     runs.database.execute("delete from workflow_runs where status = 'dispatched'")
     move_events_back(runs)
@@ -581,7 +592,14 @@ def test_budgets_are_set_listed_and_deactivated(runs: Workflows) -> None:
         **{**base, "p_name": "", "p_scope": "agent", "p_period": "hourly", "p_cap_tokens": 1, "p_action": "shout"},
         p_timezone="Mars/Base",
     )
-    assert [fault.partition(":")[0] for fault in wrong["faults"]] == ["name", "scope_id", "period", "cap", "action", "timezone"]
+    assert [fault.partition(":")[0] for fault in wrong["faults"]] == [
+        "name",
+        "scope_id",
+        "period",
+        "cap",
+        "action",
+        "timezone",
+    ]
     [listed] = runs.call("list_budgets", p_tenant_id=runs.tenant)["budgets"]
     assert (listed["name"], listed["events"], float(listed["settled_usd"])) == ("Daily", [], 0.0)
     codes = [runs.call("deactivate_budget", p_tenant_id=runs.tenant, p_budget="Daily")["code"] for _ in range(2)]
@@ -605,4 +623,8 @@ def test_the_ledger(runs: Workflows) -> None:
     runs.budget(1)
     runs.tick()
     [entry] = runs.call("budget_ledger", p_tenant_id=runs.tenant)["events"]
-    assert (entry["event_kind"], entry["budget"], entry["detail"]["action"]) == ("paused", "fleet budget", "pause_new_runs")
+    assert (entry["event_kind"], entry["budget"], entry["detail"]["action"]) == (
+        "paused",
+        "fleet budget",
+        "pause_new_runs",
+    )

@@ -155,7 +155,9 @@ def test_ff47_eight_daemons_never_exceed_a_limit_of_one(runs: Workflows) -> None
                 session = str(uuid.uuid4())
                 if daemon.claim(run["id"], session)["code"] == "ok":
                     daemon.complete(run["id"], session)
-            [left] = daemon.connection.execute("select count(*) as n from public.workflow_runs where finished_at is null").fetchall()
+            [left] = daemon.connection.execute(
+                "select count(*) as n from public.workflow_runs where finished_at is null"
+            ).fetchall()
             if not left["n"]:
                 return
 
@@ -166,7 +168,9 @@ def test_ff47_eight_daemons_never_exceed_a_limit_of_one(runs: Workflows) -> None
         thread.join()
     assert max(most) == 1
     assert runs.statuses() == {"completed": 10}
-    assert {row["dispatch_attempts"] for row in runs.database.rows("select dispatch_attempts from workflow_runs")} == {1}
+    assert {row["dispatch_attempts"] for row in runs.database.rows("select dispatch_attempts from workflow_runs")} == {
+        1
+    }
     assert runs.database.value("select count(*) from workflow_notifications") == 10
 
 
@@ -235,7 +239,11 @@ def test_a_stale_run_follows_its_route(runs: Workflows) -> None:
     runs.database.execute("delete from workflow_agent_routing")
     runs.shift(run, "dispatched_at", 301)
     runs.tick()
-    assert (runs.status(run), runs.row(run)["dispatch_attempts"], runs.row(run)["blocker_type"]) == ("queued", 2, "no_route")
+    assert (runs.status(run), runs.row(run)["dispatch_attempts"], runs.row(run)["blocker_type"]) == (
+        "queued",
+        2,
+        "no_route",
+    )
 
 
 @pytest.mark.parametrize("status", ["claimed", "running"])
@@ -254,7 +262,12 @@ def test_a_claim_without_heartbeats_returns_three_times_and_then_fails(runs: Wor
         assert (tick["released"], tick["failed"]) == ((1, 0) if number < 4 else (0, 1))
         if number < 4:
             row = runs.row(run)
-            assert (row["status"], row["release_count"], row["session_id"], row["reserved_usd"]) == ("queued", number, None, None)
+            assert (row["status"], row["release_count"], row["session_id"], row["reserved_usd"]) == (
+                "queued",
+                number,
+                None,
+                None,
+            )
     assert (runs.status(run), runs.row(run)["last_error"]) == ("failed", "Claim lost after 3 releases (no heartbeat)")
     assert runs.row(run)["dispatch_attempts"] == 4
 
@@ -312,7 +325,10 @@ def test_over_its_deadline(runs: Workflows, minutes: int, status: str) -> None:
         runs.heartbeat(run)
     runs.shift(run, "deadline_at", 1)
     assert runs.tick()["timed_out"] == 1
-    assert (runs.status(run), runs.row(run)["last_error"]) == ("timed_out", f"Run exceeded timeout of {minutes} minutes")
+    assert (runs.status(run), runs.row(run)["last_error"]) == (
+        "timed_out",
+        f"Run exceeded timeout of {minutes} minutes",
+    )
     assert runs.complete(run)["code"] == "finished"
 
 
@@ -335,7 +351,9 @@ def poison_trigger(runs: Workflows, condition: str) -> None:
         f"""create or replace function public.poison() returns trigger language plpgsql as
             $$ begin if {condition} then raise exception 'poisoned row'; end if; return new; end $$"""
     )
-    runs.database.execute("create trigger a_poison before update on workflow_runs for each row execute function public.poison()")
+    runs.database.execute(
+        "create trigger a_poison before update on workflow_runs for each row execute function public.poison()"
+    )
 
 
 @pytest.fixture
@@ -369,7 +387,9 @@ def test_a_phase_that_raises_stops_no_other(shared: Database, runs: Workflows) -
     try:
         tick = runs.tick()
     finally:
-        shared.execute("alter function public.gone_for_a_while(uuid, jsonb, jsonb, jsonb) rename to dispatch_queued_runs")
+        shared.execute(
+            "alter function public.gone_for_a_while(uuid, jsonb, jsonb, jsonb) rename to dispatch_queued_runs"
+        )
     assert [error["phase"] for error in tick["errors"]] == ["dispatched"]
     assert (tick["timed_out"], runs.status(run)) == (1, "timed_out")
 
@@ -403,7 +423,12 @@ def test_a_notification_goes_to_its_agents_gateway_once(runs: Workflows) -> None
     runs.tick()
     assert claim_notes(runs) == []
     [note] = claim_notes(there)
-    assert (note["run_id"], note["agent_id"], note["workflow_type"], note["tries"]) == (str(run), "coder", "code-change", 1)
+    assert (note["run_id"], note["agent_id"], note["workflow_type"], note["tries"]) == (
+        str(run),
+        "coder",
+        "code-change",
+        1,
+    )
     assert "input_payload" not in note
     assert claim_notes(there) == []
     assert finish(there, [note], sent=True) == 1
@@ -433,7 +458,9 @@ def test_a_failed_notification_comes_back_later_and_never_undoes_the_dispatch(ru
     [note] = claim_notes(runs)
     finish(runs, [note], sent=False, error="no Gateway")
     assert claim_notes(runs) == []
-    row = runs.database.row("select state, last_error, extract(epoch from next_try_at - now())::float as wait from workflow_notifications")
+    row = runs.database.row(
+        "select state, last_error, extract(epoch from next_try_at - now())::float as wait from workflow_notifications"
+    )
     assert (row["state"], row["last_error"]) == ("pending", "no Gateway")
     assert 3 < row["wait"] < 7
     assert runs.status(run) == "dispatched"
@@ -551,12 +578,20 @@ def test_the_lost_session_is_fenced_and_the_new_one_carries_on(runs: Workflows) 
     assert [(end["session_id"], end["ended_as"]) for end in ends] == [("lost", "orphaned"), (session, "completed")]
 
 
-@pytest.mark.parametrize("reason", ["wake_in_flight", "agent_paused", "concurrency_limit", "workflow_budget", "not_local", "budget_exceeded"])
+@pytest.mark.parametrize(
+    "reason", ["wake_in_flight", "agent_paused", "concurrency_limit", "workflow_budget", "not_local", "budget_exceeded"]
+)
 def test_an_orphan_is_a_wake_like_any_other(runs: Workflows, reason: str) -> None:
     orphan(runs)
     [suspect] = suspects(runs)
     agent = runs.seed.agent("coder")
-    wake = {"gateway_id": runs.gateway_id, "tenant_id": runs.tenant, "instance_id": runs.id, "path": "event", "deadline_at": ago(minutes=-5)}
+    wake = {
+        "gateway_id": runs.gateway_id,
+        "tenant_id": runs.tenant,
+        "instance_id": runs.id,
+        "path": "event",
+        "deadline_at": ago(minutes=-5),
+    }
     if reason == "wake_in_flight":
         runs.seed.insert("agent_wakes", agent_id=agent, **wake)
     elif reason == "agent_paused":
@@ -570,7 +605,9 @@ def test_an_orphan_is_a_wake_like_any_other(runs: Workflows, reason: str) -> Non
     elif reason == "not_local":
         runs.database.execute("update agents set gateway_id = %s", [runs.seed.gateway("elsewhere")])
     else:
-        runs.seed.insert("agent_budgets", agent_id=agent, status="exceeded", monthly_limit_usd=1, current_period_spend_usd=2)
+        runs.seed.insert(
+            "agent_budgets", agent_id=agent, status="exceeded", monthly_limit_usd=1, current_period_spend_usd=2
+        )
     refused = respawn(runs, suspect)
     assert (refused["granted"], refused["skip_reason"]) == (False, reason)
     assert runs.database.value("select count(*) from workflow_respawns") == 0
@@ -629,7 +666,9 @@ def hints(runs: Workflows) -> list[str]:
 
 def test_new_runs_hint_the_living_daemons_of_the_tenant(runs: Workflows) -> None:
     dead = Workflows(runs.database, "dead")
-    runs.database.execute("update dispatcher_instances set last_heartbeat_at = now() - interval '1 hour' where id = %s", [dead.id])
+    runs.database.execute(
+        "update dispatcher_instances set last_heartbeat_at = now() - interval '1 hour' where id = %s", [dead.id]
+    )
     stranger = Workflows(runs.database, "theirs", uuid.uuid4())
     runs.database.execute("insert into workflow_runs (workflow_type) select 'a' from generate_series(1, 30)")
     assert hints(runs) == [f"gateway:{runs.gateway_id}"]

@@ -78,7 +78,13 @@ def expected(before: str, after: str) -> bool:
         ("queued", "dispatched"), ("dispatched", "claimed"), ("claimed", "running"),
         ("running", "completed"), ("running", "failed"), ("running", "timed_out"), ("claimed", "timed_out"),
     }  # fmt: skip
-    back = {("dispatched", "queued"), ("claimed", "queued"), ("running", "queued"), ("dispatched", "failed"), ("claimed", "failed")}
+    back = {
+        ("dispatched", "queued"),
+        ("claimed", "queued"),
+        ("running", "queued"),
+        ("dispatched", "failed"),
+        ("claimed", "failed"),
+    }
     return (before, after) in forward | back
 
 
@@ -100,7 +106,9 @@ def test_every_transition_that_is_not_in_the_table_is_refused(runs: Workflows, b
 
 
 @pytest.mark.parametrize(("origin", "side"), list(product(ACTIVE, SIDE)))
-def test_a_side_state_remembers_where_it_came_from_and_returns_only_there(runs: Workflows, origin: str, side: str) -> None:
+def test_a_side_state_remembers_where_it_came_from_and_returns_only_there(
+    runs: Workflows, origin: str, side: str
+) -> None:
     run = runs.run(status=origin)
     runs.database.execute("update workflow_runs set status = %s where id = %s", [side, run])
     assert runs.row(run)["paused_from"] == origin
@@ -124,7 +132,12 @@ def test_only_a_failure_is_left_again_and_only_by_override(runs: Workflows, fina
         assert answer["code"] == "ok"
         assert runs.status(run) == "queued"
         audit = runs.database.row("select actor, action, target, allowed, before from audit_log")
-        assert (audit["actor"], audit["action"], audit["target"], audit["allowed"]) == ("op", "override_failure", f"run:{run}", True)
+        assert (audit["actor"], audit["action"], audit["target"], audit["allowed"]) == (
+            "op",
+            "override_failure",
+            f"run:{run}",
+            True,
+        )
         assert audit["before"]["status"] == final
     else:
         assert (answer["applied"], answer["code"]) == (False, "not_failed")
@@ -155,10 +168,17 @@ def test_a_run_from_the_queue_to_its_end(runs: Workflows) -> None:
     assert 3590 < claimed["deadline_in"] <= 3600
     assert "claim_token" not in claimed["run"]
     assert runs.heartbeat(run)["status"] == "running"
-    ended = runs.complete(run, p_output={"pr": 7}, p_usage={"cost_usd": 0.12, "input_tokens": 10, "output_tokens": 5, "model": "m"})
+    ended = runs.complete(
+        run, p_output={"pr": 7}, p_usage={"cost_usd": 0.12, "input_tokens": 10, "output_tokens": 5, "model": "m"}
+    )
     assert (ended["code"], ended["status"]) == ("ok", "completed")
     row = runs.row(run)
-    assert (float(row["cost_estimate"]), row["input_tokens"], row["output_tokens"], row["cached_tokens"]) == (0.12, 10, 5, None)
+    assert (float(row["cost_estimate"]), row["input_tokens"], row["output_tokens"], row["cached_tokens"]) == (
+        0.12,
+        10,
+        5,
+        None,
+    )
     assert (row["model_id"], row["output_summary"], row["claimed_by"]) == ("m", {"pr": 7}, "coder")
     assert runs.steps(run) == ["queued>dispatched", "dispatched>claimed", "claimed>running", "running>completed"]
     actors = {r["actor"] for r in runs.database.rows("select actor from workflow_run_events")}
@@ -366,12 +386,24 @@ def test_only_the_service_role_may_call_and_write(either: Database) -> None:
     assert [f["proname"] for f in functions if not any("search_path=" in c for c in f["proconfig"] or [])] == []
     definers = {f["proname"] for f in functions if f["prosecdef"]}
     assert definers == {
-        *("hint_workflow_daemons", "hint_workflow_insert", "hint_workflow_update", "hint_workflow_rules", "broadcast_budget_event")
+        *(
+            "hint_workflow_daemons",
+            "hint_workflow_insert",
+            "hint_workflow_update",
+            "hint_workflow_rules",
+            "broadcast_budget_event",
+        )
     }
     assert len({f["proname"] for f in functions}) == len(functions), "one signature per name"
     for role in ("anon", "authenticated"):
         person = either.connect(role, {"sub": str(uuid.uuid4())})
-        for table in ("workflow_runs", "budgets", "workflow_agent_routing", "workflow_audit_log", "workflow_run_events"):
+        for table in (
+            "workflow_runs",
+            "budgets",
+            "workflow_agent_routing",
+            "workflow_audit_log",
+            "workflow_run_events",
+        ):
             with pytest.raises(psycopg.errors.InsufficientPrivilege):
                 person.execute(f"delete from public.{table}")
 

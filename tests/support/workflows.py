@@ -87,14 +87,20 @@ class Workflows:
     def run(self, workflow_type: str = "code-change", **columns: object) -> uuid.UUID:
         return self.seed.insert("workflow_runs", tenant_id=self.tenant, workflow_type=workflow_type, **columns)["id"]
 
-    def done(self, workflow_type: str = "code-change", agent: str = "coder", cost: object = 0, **columns: object) -> uuid.UUID:
+    def done(
+        self, workflow_type: str = "code-change", agent: str = "coder", cost: object = 0, **columns: object
+    ) -> uuid.UUID:
         """A completed run of today with a reported cost."""
-        return self.run(
-            workflow_type, status="completed", owner_agent_id=agent, cost_estimate=cost, **columns
-        )
+        return self.run(workflow_type, status="completed", owner_agent_id=agent, cost_estimate=cost, **columns)
 
     def budget(self, cap: object, action: str = "pause_new_runs", scope: str = "fleet", **columns: object) -> uuid.UUID:
-        defaults = {"name": f"{scope} budget", "scope": scope, "period": "daily", "cap_usd": cap, "action_on_exceed": action}
+        defaults = {
+            "name": f"{scope} budget",
+            "scope": scope,
+            "period": "daily",
+            "cap_usd": cap,
+            "action_on_exceed": action,
+        }
         return self.seed.insert("budgets", tenant_id=self.tenant, **(defaults | columns))["id"]
 
     # -- the daemon
@@ -147,11 +153,14 @@ class Workflows:
         return self.database.rows(query, {"kind": kind})
 
     def frames(self) -> list[dict[str, Any]]:
-        query = "select payload, private, topic from realtime.messages where event = 'budget:breach' order by inserted_at"
+        query = (
+            "select payload, private, topic from realtime.messages where event = 'budget:breach' order by inserted_at"
+        )
         return self.database.rows(query)
 
     def shift(self, run: uuid.UUID, column: str, seconds: float) -> None:
         """Moves one time of a run into the past."""
         self.database.execute(
-            f"update public.workflow_runs set {column} = now() - make_interval(secs => %s) where id = %s", [seconds, run]
+            f"update public.workflow_runs set {column} = now() - make_interval(secs => %s) where id = %s",
+            [seconds, run],
         )

@@ -60,7 +60,7 @@ class _ErrorBody:
     def text(self) -> str:
         # `details` is left out on purpose: PostgreSQL puts whole rows there ("Failing row contains …").
         parts = [self.message, f"(hint: {self.hint})" if self.hint else ""]
-        return " ".join(part for part in parts if part)[:_MESSAGE_LIMIT]
+        return " ".join(part for part in parts if part)[:_MESSAGE_LIMIT] or "no reason given"
 
 
 def failure_of_response(response: httpx.Response, what: str) -> Failure | None:
@@ -90,7 +90,7 @@ def _error_body(response: httpx.Response) -> _ErrorBody | None:
     if not isinstance(body, dict):
         return None
     code, hint = body.get("code"), body.get("hint")
-    message = body.get("message") or body.get("error") or body.get("msg") or response.reason_phrase
+    message = body.get("message") or body.get("error") or body.get("msg") or ""
     return _ErrorBody(str(code) if code else None, str(message), str(hint) if hint else None)
 
 
@@ -124,8 +124,10 @@ def repeat_for(status: int, code: str | None, message: str = "") -> Repeat:
 
 
 def _is_connection_lost(status: int, code: str | None, message: str) -> bool:
-    # PostgREST answers 400 without a code of its own when libpq loses the server during a statement.
-    return status == 400 and not code and any(word in message.lower() for word in _WORDS_CONNECTION_LOST)
+    # PostgREST answers 400 without a code of its own when libpq loses the server during a statement, with libpq's
+    # words, or with none at all when the server was killed.
+    says_so = not message or any(word in message.lower() for word in _WORDS_CONNECTION_LOST)
+    return status == 400 and not code and says_so
 
 
 def _bad_key(status: int, body: _ErrorBody, what: str) -> BadKey:
@@ -139,7 +141,7 @@ def _not_postgrest(response: httpx.Response, what: str) -> Failure:
     status, kind = response.status_code, response.headers.get("content-type", "no content type")
     if status in {401, 403} and not response.content:
         return Failure(_bad_key(status, _ErrorBody(None, "no reason given", None), what), Repeat.NEVER)
-    repeat = Repeat.IF_IDEMPOTENT if response.is_success else repeat_for(status, None)
+    repeat = Repeat.IF_IDEMPOTENT if response.is_success else repeat_for(status, None, "no JSON")
     message = f"{what}: not an answer of PostgREST: HTTP {status}, {kind}, {len(response.content)} bytes"
     if response.is_redirect:
         message += f"; redirected to {_origin(response.headers.get('location', ''))}: check SUPABASE_URL"

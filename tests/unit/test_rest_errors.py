@@ -40,6 +40,7 @@ def failed(response: httpx.Response) -> Failure:
         (400, "", "no connection to the server", Repeat.IF_IDEMPOTENT),
         (400, None, "server closed the connection unexpectedly", Repeat.IF_IDEMPOTENT),
         (400, None, "bad request", Repeat.NEVER),
+        (400, "", "", Repeat.IF_IDEMPOTENT),
         (400, "P0001", "connection string refused by our rule", Repeat.NEVER),
         (429, None, "", Repeat.SAFE),
         (502, None, "", Repeat.IF_IDEMPOTENT),

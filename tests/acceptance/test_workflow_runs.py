@@ -44,9 +44,10 @@ class World:
         return json.loads(done.stdout) if done.stdout else None
 
     def _run(self, command: list[str], **environment: str) -> subprocess.CompletedProcess[str]:
+        env = self.environment | environment
         return subprocess.run(
-            command, env=self.environment | environment, cwd=self.folder, capture_output=True, text=True, timeout=60, check=False
-        )  # fmt: skip
+            command, env=env, cwd=self.folder, capture_output=True, text=True, timeout=60, check=False
+        )
 
     def system_events(self) -> list[list[str]]:
         return [call["argv"] for call in self.stub.calls() if call["argv"][:2] == ["system", "event"]]
@@ -160,9 +161,11 @@ def listen_for_breaches(world: World) -> Callable[[], list[dict[str, Any]]]:
         "async def main():\n"
         "    client = AsyncRealtimeClient(sys.argv[1], sys.argv[2])\n"
         "    await client.connect()\n"
-        "    channel = client.channel('budgets', {'config': {'private': True, 'broadcast': {'ack': False, 'self': False}, 'presence': {'key': '', 'enabled': False}}})\n"
-        "    channel.on_broadcast('budget:breach', lambda frame: print(json.dumps(frame['payload']), flush=True))\n"
-        "    await channel.subscribe(lambda state, error: print(json.dumps(str(state)), flush=True))\n"
+        "    plain = {'broadcast': {'ack': False, 'self': False}, 'presence': {'key': '', 'enabled': False}}\n"
+        "    channel = client.channel('budgets', {'config': {'private': True, **plain}})\n"
+        "    say = lambda what: print(json.dumps(what), flush=True)\n"
+        "    channel.on_broadcast('budget:breach', lambda frame: say(frame['payload']))\n"
+        "    await channel.subscribe(lambda state, error: say(str(state)))\n"
         "    await asyncio.sleep(600)\n"
         "asyncio.run(main())\n"
     )
@@ -214,7 +217,7 @@ def test_without_budget_tables_the_daemon_says_so_once_and_goes_on(world: World,
 
 
 def orphan(world: World, start_daemon: StartDaemon, *, daemons: int = 1) -> tuple[str, list[Any]]:
-    """A running run whose session died; its agent's new process hangs. The daemons' monitors look at once, as at any start."""
+    """A running run whose session died; its agent's new process hangs. Monitors look at once, as at any start."""
     world.stub.order(agents={"hq/coder": {"mode": "hang"}})
     world.runs.seed.agent("coder")
     world.runs.route()

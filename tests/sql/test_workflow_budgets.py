@@ -1,4 +1,4 @@
-"""Budgets: periods over zones and clock changes, spend, reservations, scopes, actions, latches, frames, open and closed failure."""
+"""Budgets: periods over zones and clock changes, spend, reservations, scopes, actions, latches, frames, failure."""
 
 import threading
 import uuid
@@ -70,7 +70,7 @@ def test_periods(shared: Database, kind: str, zone: str, moment: str, key: str, 
 
 
 @given(
-    st.datetimes(datetime(2020, 1, 1), datetime(2040, 1, 1), timezones=st.just(UTC)),
+    st.integers(1577836800, 2208988800).map(lambda seconds: datetime.fromtimestamp(seconds, UTC)),
     st.sampled_from(
         ["UTC", "Europe/Berlin", "America/New_York", "Asia/Kolkata", "Australia/Lord_Howe", "Pacific/Apia"]
     ),
@@ -485,9 +485,13 @@ def test_the_frame_says_everything(runs: Workflows) -> None:
     key = f"{year}-W{week:02}"
     assert (sent["topic"], sent["private"]) == ("budgets", True)
     assert frame["id"] == f"{budget}:{key}:paused"
-    assert {name: frame[name] for name in ("budget_id", "budget_name", "scope", "scope_id", "period", "period_key")} == {
-        "budget_id": str(budget), "budget_name": "Coder's", "scope": "agent", "scope_id": "coder", "period": "weekly", "period_key": key,
-    }  # fmt: skip
+    assert (frame["budget_id"], frame["budget_name"]) == (str(budget), "Coder's")
+    assert (frame["scope"], frame["scope_id"], frame["period"], frame["period_key"]) == (
+        "agent",
+        "coder",
+        "weekly",
+        key,
+    )
     assert (frame["event_kind"], frame["action"]) == ("paused", "pause_new_runs")
     assert (float(frame["spend_usd"]), float(frame["cap_usd"]), frame["cap_tokens"]) == (1.5, 1, None)
     assert frame["message"] == f"Budget Coder's ({key}) holds new runs"

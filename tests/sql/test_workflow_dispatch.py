@@ -5,6 +5,7 @@ import uuid
 from collections.abc import Iterator
 from datetime import UTC, datetime, timedelta
 
+import psycopg
 import pytest
 
 from dispatcher.local.postgres import PostgresServer
@@ -395,8 +396,6 @@ def test_a_phase_that_raises_stops_no_other(shared: Database, runs: Workflows) -
 
 
 def test_the_tick_needs_a_registered_instance(runs: Workflows) -> None:
-    import psycopg
-
     with pytest.raises(psycopg.Error) as refused:
         runs.call("dispatch_workflows", p_instance_id=uuid.uuid4(), p_settings={})
     assert refused.value.sqlstate == "OD001"
@@ -646,10 +645,8 @@ def test_a_run_claimed_inside_a_wake_is_tied_to_it(runs: Workflows) -> None:
     runs.route()
     run = runs.run()
     runs.tick()
-    wake = runs.seed.insert(
-        "agent_wakes", agent_id=agent, gateway_id=runs.gateway_id, tenant_id=runs.tenant, instance_id=runs.id, path="event",
-        deadline_at=ago(minutes=-5),
-    )["id"]  # fmt: skip
+    columns = {"gateway_id": runs.gateway_id, "tenant_id": runs.tenant, "instance_id": runs.id, "path": "event"}
+    wake = runs.seed.insert("agent_wakes", agent_id=agent, deadline_at=ago(minutes=-5), **columns)["id"]
     runs.claim(run, p_wake_id=wake)
     runs.shift(run, "deadline_at", 1)
     assert [stop["wake_id"] for stop in runs.tick()["stop_wakes"]] == [str(wake)]

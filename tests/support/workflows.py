@@ -145,8 +145,8 @@ class Workflows:
         return {row["status"]: row["n"] for row in rows}
 
     def steps(self, run: uuid.UUID) -> list[str]:
-        query = "select from_status || '>' || to_status as step from public.workflow_run_events where run_id = %s order by id"
-        return [row["step"] for row in self.database.rows(query, [run])]
+        query = "select from_status, to_status from public.workflow_run_events where run_id = %s order by id"
+        return [f"{row['from_status']}>{row['to_status']}" for row in self.database.rows(query, [run])]
 
     def events(self, kind: str | None = None) -> list[dict[str, Any]]:
         query = "select * from public.budget_events where %(kind)s::text is null or event_kind = %(kind)s order by id"

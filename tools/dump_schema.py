@@ -60,9 +60,7 @@ def dump_of(url: str) -> str:
 
 def without_noise(dump: str) -> str:
     """The dump without versions, random tokens, session settings and runs of empty lines."""
-    kept = [
-        line for line in dump.splitlines() if not re.match(r"--|\\(un)?restrict|SET |SELECT pg_catalog", line)
-    ]
+    kept = [line for line in dump.splitlines() if not re.match(r"--|\\(un)?restrict|SET |SELECT pg_catalog", line)]
     return re.sub(r"\n{3,}", "\n\n", "\n".join(kept)).strip() + "\n"
 
 

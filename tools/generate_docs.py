@@ -23,6 +23,7 @@ from typer.main import get_command
 from dispatcher import errors, events
 from dispatcher.cli.main import app
 from dispatcher.config import settings_table
+from dispatcher.runtime import metrics
 
 REPOSITORY: Final = Path(__file__).resolve().parent.parent
 REFERENCE: Final = REPOSITORY / "docs" / "reference"
@@ -100,6 +101,36 @@ def errors_page() -> str:
     )
 
 
+def metrics_page() -> str:
+    """What /metrics shows, and the two pages beside it."""
+    rows = (
+        (f"`{one.name}{'_total' * (one.kind == 'counter')}`", one.kind, ", ".join(one.labels), one.meaning)
+        for one in metrics.FAMILIES
+    )
+    return _page(
+        "Metrics",
+        "dispatcher/runtime/metrics.py",
+        "With `METRICS_PORT` set the daemon serves three pages on `METRICS_HOST` (loopback unless told otherwise; they "
+        "ask nobody who is asking). Without it nothing listens and nothing is counted.",
+        _table(
+            ("Page", "Answers"),
+            (
+                ("`/metrics`", "Prometheus text, or OpenMetrics where asked for."),
+                ("`/healthz`", "200 while health is ok or degraded, 503 when it is failing, with the loops as JSON."),
+                (
+                    "`/readyz`",
+                    "200 once the first sweep is done and while health is not failing, 503 before, and while stopping.",
+                ),
+            ),
+        ),
+        "A port that cannot be had is a warning (`metrics.failed`) and degrades health; it is tried again every five "
+        "seconds, and wakes go on. No metric is labelled by agent: how many there are is no bound to build on.",
+        "## `/metrics`",
+        _table(("Metric", "Kind", "Labels", "Meaning"), rows),
+        "Besides these, `process_*` of the daemon's own process: CPU seconds, memory, open files.",
+    )
+
+
 def sql_page() -> str:
     """Tables and functions of the schema with their comments."""
     schema = read_schema(SCHEMA.read_text(encoding="utf-8"))
@@ -124,6 +155,7 @@ PAGES: Final[Mapping[str, Callable[[], str]]] = {
     "events.md": events_page,
     "cli.md": cli_page,
     "errors.md": errors_page,
+    "metrics.md": metrics_page,
     "sql-functions.md": sql_page,
 }
 
@@ -165,11 +197,7 @@ def _helps(command: Any, name: str) -> Iterator[tuple[str, str]]:
 
 
 def _error_classes() -> list[type[errors.DispatcherError]]:
-    return [
-        kind
-        for _, kind in inspect.getmembers(errors, inspect.isclass)
-        if issubclass(kind, errors.DispatcherError)
-    ]
+    return [kind for _, kind in inspect.getmembers(errors, inspect.isclass) if issubclass(kind, errors.DispatcherError)]
 
 
 @dataclass(frozen=True)
@@ -197,9 +225,7 @@ _COMMENT = re.compile(
 
 def read_schema(dump: str) -> Schema:
     """Tables, views and functions of a `pg_dump --schema-only`; trigger functions are left out."""
-    comments = {
-        (kind, name): " ".join(text.replace("''", "'").split()) for kind, name, text in _COMMENT.findall(dump)
-    }
+    comments = {(kind, name): " ".join(text.replace("''", "'").split()) for kind, name, text in _COMMENT.findall(dump)}
     relations = sorted((name, text) for (kind, name), text in comments.items() if kind != "FUNCTION")
     functions = [
         SqlFunction(name, _signature(name, arguments, returned), comments.get(("FUNCTION", name), ""))

@@ -119,6 +119,7 @@ create unique index if not exists inbox_item_origins_once on public.inbox_item_o
 
 create index if not exists agent_inbox_items_completed on public.agent_inbox_items (agent_id, completed_at) where completed_at is not null;
 create index if not exists agent_inbox_items_failed on public.agent_inbox_items (agent_id, failed_at) where failed_at is not null;
+create index if not exists agent_inbox_items_leased on public.agent_inbox_items (agent_id, leased_until) where status = 'leased';
 create index if not exists agent_inbox_items_open on public.agent_inbox_items (agent_id, created_at)
   where status in ('pending', 'failed', 'leased');
 

@@ -33,13 +33,11 @@ create or replace function public.wake_cooldown_ends(p_state public.agent_wake_s
 language plpgsql immutable set search_path = ''
 as $$
 begin
-  return (
-    select case when p_state.last_end_state in ('failed', 'timed_out', 'no_progress', 'spawn_failed')
+  return case when p_state.last_end_state in ('failed', 'timed_out', 'no_progress', 'spawn_failed')
               then coalesce(p_state.last_ended_at, p_state.last_claimed_at)
               else p_state.last_claimed_at end
          + make_interval(secs => least((p_settings ->> 'max_wake_cooldown')::double precision,
-                                       (p_settings ->> 'wake_cooldown')::double precision * power(2, least(p_state.consecutive_failures, 30))))
-  );
+                                       (p_settings ->> 'wake_cooldown')::double precision * power(2, least(p_state.consecutive_failures, 30))));
 end
 $$;
 comment on function public.wake_cooldown_ends(public.agent_wake_state, jsonb) is
@@ -60,36 +58,44 @@ declare
   v_now constant timestamptz := now();
   v_max_chain constant integer := public.wake_chain_limit(p_settings);
   v_max_per_day constant integer := coalesce((p_settings ->> 'max_wakes_per_day')::integer, 0);
+  v_facts record;
   v_state public.agent_wake_state;
   v_until timestamptz;
 begin
   blocked := '{}';
-  select * into v_state from public.agent_wake_state where agent_id = p_agent_id;
+  select state as wake_state, agent.status as agent_status, budget.status as budget_status,
+         exists (select from public.agent_wakes as wake where wake.agent_id = p_agent_id and wake.state in ('starting', 'running')) as in_flight,
+         (select max(item.leased_until) from public.agent_inbox_items as item
+           where item.agent_id = p_agent_id and item.status = 'leased' and item.leased_until > v_now) as leased_until
+    into v_facts
+    from public.agents as agent
+    left join public.agent_wake_state as state on state.agent_id = agent.id
+    left join public.agent_budgets as budget on budget.agent_id = agent.id
+   where agent.id = p_agent_id;
+  v_state := v_facts.wake_state;
 
   if v_state.consecutive_failures >= (p_settings ->> 'max_consecutive_failures')::integer then
     blocked := blocked || 'stalled'::text;
     if not p_all then return; end if;
   end if;
 
-  if exists (select from public.agent_wakes where agent_id = p_agent_id and state in ('starting', 'running')) then
+  if v_facts.in_flight then
     blocked := blocked || 'wake_in_flight'::text;
     if not p_all then return; end if;
   end if;
 
-  if exists (select from public.agents where id = p_agent_id and status in ('paused', 'hibernating')) then
+  if v_facts.agent_status in ('paused', 'hibernating') then
     blocked := blocked || 'agent_paused'::text;
     if not p_all then return; end if;
   end if;
 
-  select max(leased_until) into v_until from public.agent_inbox_items
-   where agent_id = p_agent_id and status = 'leased' and leased_until > v_now;
-  if v_until is not null then
+  if v_facts.leased_until is not null then
     blocked := blocked || 'active_lease'::text;
-    retry_at := v_until;
+    retry_at := v_facts.leased_until;
     if not p_all then return; end if;
   end if;
 
-  if public.budget_blocks(p_agent_id, v_now) then
+  if v_facts.budget_status = 'exceeded' and public.budget_blocks(p_agent_id, v_now) then
     blocked := blocked || 'budget_exceeded'::text;
     if not p_all then return; end if;
   end if;

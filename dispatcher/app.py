@@ -8,6 +8,7 @@ import threading
 import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
+from functools import partial
 from typing import Any, Final
 from uuid import UUID, uuid4
 
@@ -21,7 +22,7 @@ from dispatcher.agents.process import prepare_parent
 from dispatcher.agents.proctable import ProcessIdentity
 from dispatcher.agents.registry import AgentRegistry, config_candidates
 from dispatcher.agents.service import SupervisionService
-from dispatcher.agents.supervisor import Supervisor
+from dispatcher.agents.supervisor import Ending, Supervisor, WakeProcess
 from dispatcher.clock import rfc3339_ms
 from dispatcher.config import Settings
 from dispatcher.errors import MigrationsMissing, RestError, ShuttingDown
@@ -41,7 +42,8 @@ from dispatcher.instance.store import InstanceStore
 from dispatcher.logs import get_logger
 from dispatcher.runtime.group import ServiceGroup
 from dispatcher.runtime.health import Health
-from dispatcher.runtime.service import PeriodicService
+from dispatcher.runtime.metrics import Meter
+from dispatcher.runtime.service import PeriodicService, Service
 from dispatcher.runtime.signals import SignalCollector
 from dispatcher.runtime.wakeup import DueTimes
 from dispatcher.supabase.realtime import RealtimeService, RealtimeState
@@ -77,7 +79,10 @@ class Daemon:
         self._health = Health()
         self._ending = threading.Event()
         key = settings.supabase_service_role_key.get_secret_value()
-        self._rest = RestClient(settings.supabase_url, key, timeouts=Timeouts(call=settings.rest_timeout))
+        self._meter, self._serve_metrics = _meter(settings)
+        self._rest = RestClient(
+            settings.supabase_url, key, timeouts=Timeouts(call=settings.rest_timeout), on_call=self._meter.called
+        )
         self._instances = InstanceStore(self._rest)
         self._build_inbox()
 
@@ -91,9 +96,9 @@ class Daemon:
         self._hints = Hints(self._agents, self._due)
         self._store = InboxStore(self._rest, lambda: self._instance_id, self._book)
         self._launcher = self._build_launcher()
-        self._decisions = Decisions(self._launcher.launch, self._due)
+        self._decisions = Decisions(self._launcher.launch, self._due, on_decision=self._meter.decided)
         self._supervisor = Supervisor(
-            self._launcher.on_end, settings.agent_process_timeout, output_dir=settings.agent_output_dir
+            self._on_process_end, settings.agent_process_timeout, output_dir=settings.agent_output_dir
         )
         self._reporter = Reporter(
             self._store,
@@ -116,6 +121,7 @@ class Daemon:
             host_id=self._host.host_id,
             resolve_agent=self._registry.resolve,
             child_environment=self._child_environment,
+            on_started=self._meter.started,
         )
 
     def _child_environment(self, wake_id: str) -> Mapping[str, str]:
@@ -196,10 +202,28 @@ class Daemon:
         # Stopped in reverse: first whoever finds work, then the wakes, then whoever reports and keeps leases alive.
         return ServiceGroup(
             [
+                *self._build_metrics(),
                 *(self._reporter, self._build_heart(), self._supervision, *workers),
                 *(*self._build_workflows(), self._sweep, self._realtime),
             ]
         )
+
+    def _build_metrics(self) -> list[Service]:
+        if self._serve_metrics is None:
+            return []
+        return [
+            self._serve_metrics(
+                health=self._health,
+                live_wakes=lambda: len(self._supervisor),
+                realtime=lambda: _as_json(self._realtime.state),
+                not_ready=self._not_ready,
+            )
+        ]
+
+    def _not_ready(self) -> str | None:
+        if self._ending.is_set():
+            return "stopping"
+        return None if self._sweeper.sweeps else "the first sweep is not done"
 
     def _build_realtime(self, registration: Registration) -> RealtimeService:
         settings = self._settings
@@ -233,6 +257,7 @@ class Daemon:
             settle_open_wakes=self._settle_open_wakes,
             on_broadcast_available=self._on_broadcast_available,
             health=self._health,
+            on_swept=self._meter.swept,
         )
 
     def _build_adopter(self) -> Adopter:
@@ -297,7 +322,13 @@ class Daemon:
     def _on_broadcast_available(self, available: bool) -> None:
         self._realtime.broadcast_available = available
 
+    def _on_process_end(self, process: WakeProcess, ending: Ending) -> None:
+        self._meter.process_ended(ending.kind, ending.duration_s)
+        self._launcher.on_end(process, ending)
+
     def _on_result(self, result: ReportResult) -> None:
+        if result.applied and result.state is not None:
+            self._meter.ended(result.state)
         self._launcher.on_result(result)
         self._decisions.after_end(result)
 
@@ -406,6 +437,16 @@ class Daemon:
         except Exception as error:  # noqa: BLE001 - the heartbeat's silence will tell the others
             log.warning(events.INSTANCE_GONE, msg="Could not sign off", error=str(error))
         self._rest.close()
+
+
+def _meter(settings: Settings) -> tuple[Meter, Callable[..., Service] | None]:
+    """Where to count, and what makes the service that shows it; nothing is loaded when nobody asked."""
+    if settings.metrics_port is None:
+        return Meter(), None
+    from dispatcher.runtime import prometheus  # noqa: PLC0415 - 5 MiB that a daemon without METRICS_PORT does not spend
+
+    meter = prometheus.PrometheusMeter(dispatcher.__version__, settings.gateway_id)
+    return meter, partial(prometheus.metrics_service, settings.metrics_host, settings.metrics_port, meter)
 
 
 def _as_json(state: RealtimeState) -> dict[str, object]:

@@ -17,6 +17,8 @@ SERVICE_STUCK: Final = "service.stuck"  # a part of the daemon did not end withi
 BEAT_FAILED: Final = "service.beat_failed"  # one round of a loop failed; the loop goes on
 
 HEALTH_CHANGED: Final = "health.changed"  # ok, degraded or failing, with the causes
+METRICS_SERVED: Final = "metrics.served"  # METRICS_PORT answers
+METRICS_FAILED: Final = "metrics.failed"  # METRICS_PORT cannot be had, tried again; or a client of it went away
 LIBRARY: Final = "library.log"  # a line of a library, redacted
 
 WAKE_SKIPPED: Final = "wake.skipped"  # a gate refused; `reason` says which

@@ -47,12 +47,14 @@ class Launcher:
         host_id: str,
         resolve_agent: Callable[[str | None, str], str],
         child_environment: Callable[[str], Mapping[str, str]],
+        on_started: Callable[[str, float], None] = lambda _path, _latency_s: None,
     ) -> None:
         self._book = book
         self._executable = executable
         self._host_id = host_id
         self._resolve_agent = resolve_agent
         self._child_environment = child_environment
+        self._on_started = on_started
         self._open = True
         self._supervisor: Starts
         self._report: Callable[[Report], None]
@@ -118,6 +120,9 @@ class Launcher:
                 agent=grant.agent_slug,
                 error=grant.blockers_error,
             )
+        age_s = _age_s(grant.item_created_at)
+        if age_s is not None:
+            self._on_started(grant.path, age_s)
         log.info(
             events.WAKE_STARTED,
             msg=f"Woke {grant.agent_slug}",
@@ -127,7 +132,7 @@ class Launcher:
             wake_id=str(grant.wake_id),
             item_id=str(grant.item_ids[0]) if grant.item_ids else None,
             pid=child.pid,
-            item_age_ms=_age_ms(grant.item_created_at),
+            item_age_ms=None if age_s is None else round(age_s * 1000, 1),
             **_shown_overrides(grant),
         )
 
@@ -200,9 +205,8 @@ def _shown_overrides(grant: Grant) -> dict[str, object]:
     return shown | ({"blockers": len(grant.blockers)} if grant.blockers else {})
 
 
-def _age_ms(created_at: str | None) -> float | None:
-    """Milliseconds since the insert, by this host's clock against the database's: for people, not for rules."""
+def _age_s(created_at: str | None) -> float | None:
+    """Seconds since the insert, by this host's clock against the database's: for people, not for rules."""
     if created_at is None:
         return None
-    age = datetime.now(UTC) - datetime.fromisoformat(created_at)
-    return round(age.total_seconds() * 1000, 1)
+    return (datetime.now(UTC) - datetime.fromisoformat(created_at)).total_seconds()

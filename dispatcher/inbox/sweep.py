@@ -38,6 +38,7 @@ class Sweeper:
         settle_open_wakes: Callable[[Sequence[Mapping[str, Any]]], None],
         on_broadcast_available: Callable[[bool], None],
         health: Health,
+        on_swept: Callable[[float, Mapping[str, int]], None] = lambda _seconds, _counts: None,
     ) -> None:
         self._store = store
         self._agents = agents
@@ -50,6 +51,7 @@ class Sweeper:
         self._settle_open_wakes = settle_open_wakes
         self._on_broadcast_available = on_broadcast_available
         self._health = health
+        self._on_swept = on_swept
         self._failures = Backoff(base=1.0, cap=degraded_interval)
         self._silence = SilenceWatch()
         self.sweeps = 0
@@ -60,6 +62,7 @@ class Sweeper:
         self._failures.attempts += 1
         was_well = self._is_realtime_well()
         answer = self._store.sweep(self._claim_limit)
+        self._on_swept(time.monotonic() - started, answer.counts)
         self._failures.reset()
         self._agents.replace(answer.agent_ids)
         self._on_broadcast_available(answer.broadcast_available)

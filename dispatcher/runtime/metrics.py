@@ -1,0 +1,122 @@
+"""What the daemon counts and measures, by name. `prometheus.py` keeps and serves it when METRICS_PORT is set."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Final, Literal
+
+Kind = Literal["counter", "gauge", "histogram"]
+
+
+@dataclass(frozen=True, slots=True)
+class Family:
+    """One metric as `/metrics` and the reference page show it. A counter's samples end in `_total`."""
+
+    name: str
+    kind: Kind
+    labels: tuple[str, ...]
+    meaning: str
+    buckets: tuple[float, ...] = ()
+
+
+_LATENCY: Final = (0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10, 30, 60, 300, 1800)
+_CALLS: Final = (0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10)
+_PROCESSES: Final = (0.1, 0.5, 1, 5, 10, 30, 60, 120, 300, 600, 1800, 3600)
+
+DECISIONS: Final = Family(
+    "dispatcher_wake_decisions",
+    "counter",
+    ("reason",),
+    "Claims by verdict: granted, or the gate that refused, without its numbers.",
+)
+LATENCY: Final = Family(
+    "dispatcher_wake_latency_seconds",
+    "histogram",
+    ("path",),
+    "From the insert of the oldest item of a wake (the database's clock) to the start of its process (this host's "
+    "clock). Backlog included: look at path event for the speed of hints.",
+    _LATENCY,
+)
+LIVE: Final = Family("dispatcher_live_wakes", "gauge", (), "Processes of wakes this daemon watches now.")
+WAITLIST: Final = Family(
+    "dispatcher_waitlist", "gauge", (), "Agents waiting for a slot on the gateway, as of the last sweep."
+)
+ENDED: Final = Family(
+    "dispatcher_wakes_ended",
+    "counter",
+    ("outcome",),
+    "Ended wakes by the state the database gave them: succeeded, failed, timed_out, no_progress, lost, interrupted, "
+    "spawn_failed.",
+)
+PROCESS: Final = Family(
+    "dispatcher_wake_process_seconds",
+    "histogram",
+    ("ending",),
+    "How long processes of wakes ran, by how they ended: exited, timed_out, stopped, lost.",
+    _PROCESSES,
+)
+SWEEPS: Final = Family(
+    "dispatcher_sweep_seconds", "histogram", (), "Duration of sweeps that succeeded, round trip included.", _CALLS
+)
+SWEPT: Final = Family(
+    "dispatcher_sweep_rows",
+    "counter",
+    ("step",),
+    "Rows the steps of sweeps changed: expired, buried, chained, stalled, queued, pruned.",
+)
+REALTIME: Final = Family(
+    "dispatcher_realtime_state",
+    "gauge",
+    ("status",),
+    "1 for the status Realtime is in: ready, connecting, deaf or down.",
+)
+GAPS: Final = Family(
+    "dispatcher_realtime_gaps", "counter", (), "How often hints may have been lost; a sweep follows each time."
+)
+CALLS: Final = Family(
+    "dispatcher_rpc_seconds",
+    "histogram",
+    ("function",),
+    "Duration of calls to the database API, repeats included, by SQL function or table.",
+    _CALLS,
+)
+CALL_ERRORS: Final = Family(
+    "dispatcher_rpc_errors",
+    "counter",
+    ("function", "outcome"),
+    "Calls that failed for good: refused, retryable, bad_key or unavailable.",
+)
+HEALTH: Final = Family(
+    "dispatcher_health", "gauge", ("status",), "1 for the health the daemon is in: ok, degraded or failing."
+)
+LOOPS: Final = Family("dispatcher_loop_ok", "gauge", ("loop",), "Whether a loop achieved something lately: 1 or 0.")
+INFO: Final = Family("dispatcher_info", "gauge", ("version", "gateway_id"), "Always 1.")
+
+FAMILIES: Final = (
+    *(DECISIONS, LATENCY, LIVE, WAITLIST, ENDED, PROCESS, SWEEPS, SWEPT),
+    *(REALTIME, GAPS, CALLS, CALL_ERRORS, HEALTH, LOOPS, INFO),
+)
+SWEEP_STEPS: Final = ("expired", "buried", "chained", "stalled", "queued", "pruned")
+
+
+class Meter:
+    """Where the parts of the daemon report to. This one forgets: nobody asked for metrics. Thread-safe."""
+
+    def decided(self, reason: str) -> None:
+        """A claim was `granted`, or refused by the gate of that name."""
+
+    def started(self, path: str, latency_s: float) -> None:
+        """The process of a wake runs, `latency_s` after the insert of its oldest item."""
+
+    def process_ended(self, ending: str, seconds: float) -> None:
+        """The process of a wake is gone after that time."""
+
+    def ended(self, state: str) -> None:
+        """The database has closed a wake with that state."""
+
+    def swept(self, seconds: float, counts: Mapping[str, int]) -> None:
+        """A sweep succeeded; `counts` as `SweepAnswer.counts`."""
+
+    def called(self, function: str, seconds: float, outcome: str) -> None:
+        """A call to the database API is over; see `OnCall`."""

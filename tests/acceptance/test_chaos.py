@@ -30,7 +30,7 @@ from tests.support.waiting import wait_until
 SECONDS = float(os.environ.get("CHAOS_SECONDS", "60"))
 SEED = os.environ.get("CHAOS_SEED", "1")
 # Stack and daemons start, the last faults end, what is left is worked off: on a machine that does other things too.
-AROUND = 420
+AROUND = 570
 
 
 @pytest.mark.timeout(SECONDS + AROUND + 30)

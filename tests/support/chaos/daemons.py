@@ -63,6 +63,7 @@ class ChaosDaemon:
         }
         self.life: Life
         self.well_stopped: set[int] = set()
+        self.slowest_stop = 0.0
 
     def start(self) -> None:
         """A new life."""
@@ -111,6 +112,8 @@ class ChaosDaemon:
 
     def _judge_stop(self, code: int, was_ready: bool, seconds: float) -> None:
         self._evidence.count("daemon stops")
+        self.slowest_stop = max(self.slowest_stop, seconds)
+        self._evidence.facts[f"slowest stop of {self.name}"] = f"{self.slowest_stop:.1f} s"
         # Before it is ready the signal may find the interpreter still loading, or the start giving up.
         allowed = {0} if was_ready else {0, -signal.SIGTERM, UNAVAILABLE}
         if code not in allowed:

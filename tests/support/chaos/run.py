@@ -7,7 +7,7 @@ import shutil
 import tempfile
 import threading
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from contextlib import ExitStack
 from pathlib import Path
 from typing import Final
@@ -30,6 +30,7 @@ from tests.support.chaos.work import (
     judge_wakes,
     make_agents,
     unsettled,
+    unwell,
 )
 from tests.support.daemon import ROOT
 
@@ -51,7 +52,9 @@ SETTINGS: Final = {
 }
 READY_SECONDS: Final = 60.0
 FAULTS_END_SECONDS: Final = 150.0
+RECOVERY_SECONDS: Final = 150.0
 DRAIN_SECONDS: Final = 150.0
+PROBE_SECONDS: Final = 3.0
 LOOK_SECONDS: Final = 0.25
 EARLY_SECONDS: Final = 30.0
 MOST_MORE_DESCRIPTORS: Final = 12
@@ -118,6 +121,7 @@ class ChaosRun:
         self.plan = plan
         self.directory = directory
         self._done = 0
+        self._next_probe = 0.0
         self.evidence = Evidence(self._context)
         self._undo = ExitStack()
 
@@ -205,21 +209,32 @@ class ChaosRun:
         """Nothing goes wrong any more, whoever can work does: all that was inserted must come to its end."""
         self._give_orders(calm=True)
         self._loader.join(DRAIN_SECONDS)
+        self._until_nothing_left(self._unwell, RECOVERY_SECONDS, "every daemon is well again once the faults are over")
+        self._until_nothing_left(self._unsettled, DRAIN_SECONDS, "everything comes to its end once the faults are over")
+
+    def _until_nothing_left(self, ask: Callable[[], list[str]], seconds: float, invariant: str) -> None:
         began = time.monotonic()
-        left: list[str] = ["nothing was asked yet"]
-        while left and time.monotonic() < began + DRAIN_SECONDS:
+        left = ["nothing was asked yet"]
+        while left and time.monotonic() < began + seconds:
             time.sleep(0.5)  # between two looks, as wait_until does
             self._check_watch()
-            left = self._unsettled()
-        self.evidence.facts["drained in"] = f"{time.monotonic() - began:.1f} s"
+            try:
+                left = ask()
+            except psycopg.Error as error:
+                left = [f"the database cannot be asked: {error}"]
+        self.evidence.facts[invariant] = f"after {time.monotonic() - began:.1f} s"
         for what in left[:10]:
-            self.evidence.violated("everything comes to its end once the faults are over", what)
+            self.evidence.violated(invariant, what)
+
+    def _unwell(self) -> list[str]:
+        """With a little work now and then: a daemon that nobody tells anything cannot know that it hears again."""
+        if self.evidence.now > self._next_probe:
+            self._next_probe = self.evidence.now + PROBE_SECONDS
+            self._loader.probe("good")
+        return unwell(self._bench, len(self._daemons))
 
     def _unsettled(self) -> list[str]:
-        try:
-            return unsettled(self._bench)
-        except psycopg.Error as error:
-            return [f"the database cannot be asked: {error}"]
+        return unsettled(self._bench)
 
     def _judge(self) -> None:
         self._watch.over.set()

@@ -120,6 +120,12 @@ class Loader(threading.Thread):
         """Every item of the plan."""
         return [item for items in self._items for item in items]
 
+    def probe(self, agent: str) -> None:
+        """One more item, now; for after the run."""
+        item = Item(uuid.uuid4(), agent)
+        self._items.append([item])
+        self._until_taken([item])
+
     def run(self) -> None:
         """All inserts, in order."""
         started = time.monotonic()
@@ -173,6 +179,16 @@ def unsettled(bench: Bench) -> list[str]:
         *(f"wake {row}" for row in wakes),
         *(f"waitlisted {row}" for row in waiting),
     ]
+
+
+def unwell(bench: Bench, daemons: int) -> list[str]:
+    """Daemons that do not say, in a fresh heartbeat, that all of their loops work and Realtime listens; or too few."""
+    rows = bench.rows(
+        """select pid, health ->> 'status' as health, health -> 'causes' as causes, realtime ->> 'status' as realtime
+             from dispatcher_instances where state = 'running' and last_heartbeat_at > now() - interval '10 seconds'"""
+    )
+    ill = [str(row) for row in rows if row["health"] != "ok" or row["realtime"] != "ready"]
+    return ill if len(rows) >= daemons else [*ill, f"{len(rows)} daemons give signs of life"]
 
 
 def judge_items(bench: Bench, planned: Iterable[Item], evidence: Evidence) -> None:

@@ -79,6 +79,7 @@ def test_without_the_trigger_it_falls_back_by_itself_and_says_so(
 def test_postgres_changes_alone_needs_no_broadcast(
     database: Database, seed: Seed, working_agent: StubAgent, start_daemon: StartDaemon
 ) -> None:
+    seed.gateway()
     seed.item(seed.agent("theirs", gateway="other"))
     daemon = start_daemon(REALTIME_MODE="postgres_changes").ready()
     wake_by_event(daemon, seed)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import random
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Collection, Iterable
 from uuid import UUID
 
 from dispatcher import events
@@ -33,8 +33,8 @@ class Decisions:
         self._draw = draw
         self._on_decision = on_decision
 
-    def act_on(self, verdicts: Iterable[Verdict]) -> None:
-        """Starts what was granted; logs and schedules what was refused."""
+    def act_on(self, verdicts: Iterable[Verdict], *, untold: Collection[str] = ()) -> None:
+        """Starts what was granted; logs and schedules what was refused. Reasons in `untold` are not logged."""
         for verdict in verdicts:
             if isinstance(verdict, Grant):
                 self._due.cancel(verdict.agent_id)
@@ -42,7 +42,7 @@ class Decisions:
                 self._launch(verdict)
             else:
                 self._on_decision(gate_of(verdict.reason))
-                self._refused(verdict)
+                self._refused(verdict, untold)
 
     def after_end(self, result: ReportResult) -> None:
         """A wake ended: its agent is due again when its gates will have opened."""
@@ -70,13 +70,13 @@ class Decisions:
             retry_in_s=None if result.retry_in is None else round(result.retry_in, 1),
         )
 
-    def _refused(self, refusal: Refusal) -> None:
+    def _refused(self, refusal: Refusal, untold: Collection[str]) -> None:
         if refusal.reason == "error":
             self._failed(refusal)
             return
         if refusal.retry_in is not None:
             self._schedule(refusal.agent_id, refusal.retry_in)
-        if refusal.reason in ("no_actionable_work", "not_local"):
+        if refusal.reason in untold or refusal.agent_slug is None:  # without a slug: another gateway's
             return
         log.info(
             events.WAKE_SKIPPED,

@@ -67,7 +67,8 @@ class Sweeper:
         self._agents.replace(answer.agent_ids)
         self._on_broadcast_available(answer.broadcast_available)
         self._watch_for_silence(answer, was_well)
-        self._decisions.act_on(answer.verdicts)
+        # Nobody asked for a wake of an agent whose items rest: its next time is noted, and that is all.
+        self._decisions.act_on(answer.verdicts, untold=("no_actionable_work",))
         self._settle_open_wakes(answer.open_wakes)
         self._tell(answer, time.monotonic() - started)
         self.sweeps += 1

@@ -27,6 +27,7 @@ from psycopg.types.json import Jsonb
 
 from dispatcher.local.postgres import PostgresServer
 from dispatcher.supabase.migrate import apply_migrations, migrations_directory
+from dispatcher.workflows.service import BUSY_SECONDS
 
 TENANT = uuid.UUID(int=0)
 BATCH = 10
@@ -63,7 +64,7 @@ class Daemon:
         while True:
             answer = self.tick()
             if answer["busy"]:
-                time.sleep(0.002)
+                time.sleep(BUSY_SECONDS)
             elif not answer["again"]:
                 return
 
@@ -167,10 +168,10 @@ def tick_milliseconds(daemon: Daemon, admin: Connection, ticks: int = 10) -> dic
 
 
 def aggregates(daemon: Daemon) -> int:
-    """How many spend aggregates one tick takes: that of (scope, period start), whatever is queued."""
+    """How many calls of the spend aggregate one tick makes."""
     connection = daemon.connection
     connection.execute("reset role")
-    connection.execute("set track_functions = 'pl'")
+    connection.execute("set track_functions = 'all'")
     numbers = []
     for _ in range(2):
         connection.execute("select pg_stat_force_next_flush()")

@@ -101,20 +101,14 @@ comment on column public.workflow_runs.cost_estimate is 'What the agent reported
 comment on column public.workflow_runs.reserved_usd is 'What was set aside for it at its dispatch; counts in budgets until a cost is reported.';
 comment on column public.workflow_runs.accounted_at is 'When its cost was booked, which decides the budget period: its first report, or its end without one.';
 
-create index if not exists workflow_runs_queued on public.workflow_runs (tenant_id, workflow_type, queued_at) where status = 'queued';
-create index if not exists workflow_runs_queued_pinned on public.workflow_runs (tenant_id, workflow_type, pinned_agent_id)
-  where status = 'queued' and pinned_agent_id is not null;
+create index if not exists workflow_runs_queued on public.workflow_runs (tenant_id, workflow_type, priority, queued_at) where status = 'queued';
+create index if not exists workflow_runs_unrouted on public.workflow_runs (tenant_id) where status = 'queued' and blocker_type = 'no_route';
 create index if not exists workflow_runs_active on public.workflow_runs (tenant_id, workflow_type, status)
   where status in ('dispatched', 'claimed', 'running');
 create index if not exists workflow_runs_dispatched_to on public.workflow_runs (tenant_id, owner_agent_id, dispatched_at) where status = 'dispatched';
-create index if not exists workflow_runs_by_status on public.workflow_runs (tenant_id, status, workflow_type);
 create index if not exists workflow_runs_newest on public.workflow_runs (tenant_id, created_at desc);
 create index if not exists workflow_runs_accounted on public.workflow_runs (tenant_id, accounted_at)
-  include (cost_estimate, reserved_usd, input_tokens, output_tokens, reserved_tokens, workflow_type) where accounted_at is not null;
-create index if not exists workflow_runs_accounted_by_agent on public.workflow_runs (tenant_id, owner_agent_id, accounted_at)
-  include (cost_estimate, reserved_usd, input_tokens, output_tokens, reserved_tokens, workflow_type) where accounted_at is not null;
-create index if not exists workflow_runs_accounted_by_type on public.workflow_runs (tenant_id, workflow_type, accounted_at)
-  include (cost_estimate, reserved_usd, input_tokens, output_tokens, reserved_tokens) where accounted_at is not null;
+  include (owner_agent_id, workflow_type, cost_estimate, reserved_usd, input_tokens, output_tokens, reserved_tokens) where accounted_at is not null;
 create index if not exists workflow_runs_reported on public.workflow_runs (tenant_id, workflow_type, reported_at desc)
   where reported_at is not null and finished_at is not null;
 create unique index if not exists workflow_runs_once on public.workflow_runs (tenant_id, request_key) where request_key is not null;
@@ -227,6 +221,7 @@ create table if not exists public.workflow_notifications (
 );
 comment on table public.workflow_notifications is
   'The outbox: one row per dispatch, to be told to its agent by the daemon of its gateway (any daemon of the tenant where the agent has none).';
+create index if not exists workflow_notifications_by_age on public.workflow_notifications (tenant_id, created_at);
 create index if not exists workflow_notifications_due on public.workflow_notifications (tenant_id, next_try_at) where state in ('pending', 'sending');
 
 create table if not exists public.workflow_respawns (

@@ -38,7 +38,9 @@ as $$
   with types as (
     select workflow_type from public.workflow_agent_routing where tenant_id = p_tenant_id
     union
-    select workflow_type from public.workflow_runs where tenant_id = p_tenant_id and status in ('queued', 'dispatched', 'claimed', 'running')
+    select workflow_type from public.workflow_runs where tenant_id = p_tenant_id and status = 'queued'
+    union
+    select workflow_type from public.workflow_runs where tenant_id = p_tenant_id and status in ('dispatched', 'claimed', 'running')
   ), reported as (
     select types.workflow_type, average.usd, average.tokens
       from types
@@ -63,87 +65,126 @@ language sql immutable set search_path = ''
 as $$ select coalesce((p_estimates -> p_workflow_type ->> p_what)::numeric, (p_estimates -> '' ->> p_what)::numeric, 0) $$;
 comment on function public.workflow_estimate(jsonb, text, text) is 'The estimate (usd or tokens) for a type out of workflow_estimates.';
 
-create or replace function public.workflow_spend(p_tenant_id uuid, p_scope text, p_scope_id text, p_since timestamptz, p_estimates jsonb) returns jsonb
+create or replace function public.workflow_spend(p_tenant_id uuid, p_starts timestamptz[], p_estimates jsonb) returns table (
+  starts_at timestamptz, scope text, scope_id text, settled_usd numeric, settled_tokens numeric, reserved_usd numeric, reserved_tokens numeric
+)
+language sql stable set search_path = ''
+as $$
+  -- What is unknown, negative or NaN counts as its estimate. Unreported active runs belong to every running period: they will be settled in it.
+  with spent as (
+    select period.starts_at, run.owner_agent_id as agent_id, run.workflow_type,
+           sum(case when run.cost_estimate >= 0 and run.cost_estimate <> 'NaN' then run.cost_estimate
+                    else coalesce(run.reserved_usd, (p_estimates -> run.workflow_type ->> 'usd')::numeric, (p_estimates -> '' ->> 'usd')::numeric) end) as settled_usd,
+           sum(case when num_nonnulls(run.input_tokens, run.output_tokens) > 0 and coalesce(run.input_tokens, 0) >= 0 and coalesce(run.output_tokens, 0) >= 0
+                    then coalesce(run.input_tokens, 0) + coalesce(run.output_tokens, 0)
+                    else coalesce(run.reserved_tokens, (p_estimates -> run.workflow_type ->> 'tokens')::numeric, (p_estimates -> '' ->> 'tokens')::numeric) end) as settled_tokens,
+           0::numeric as reserved_usd, 0::numeric as reserved_tokens
+      from unnest(p_starts) as period (starts_at)
+      join public.workflow_runs as run on run.tenant_id = p_tenant_id and run.accounted_at >= period.starts_at
+     group by period.starts_at, run.owner_agent_id, run.workflow_type
+    union all
+    select period.starts_at, claim.agent_id, claim.workflow_type,
+           sum(coalesce(claim.cost_usd, (p_estimates -> claim.workflow_type ->> 'usd')::numeric, (p_estimates -> '' ->> 'usd')::numeric)),
+           sum(coalesce(claim.tokens, (p_estimates -> claim.workflow_type ->> 'tokens')::numeric, (p_estimates -> '' ->> 'tokens')::numeric)), 0, 0
+      from unnest(p_starts) as period (starts_at)
+      join public.workflow_claims as claim on claim.tenant_id = p_tenant_id and claim.accounted_at >= period.starts_at
+     group by period.starts_at, claim.agent_id, claim.workflow_type
+    union all
+    select period.starts_at, run.owner_agent_id, run.workflow_type, 0, 0,
+           sum(coalesce(run.reserved_usd, (p_estimates -> run.workflow_type ->> 'usd')::numeric, (p_estimates -> '' ->> 'usd')::numeric)),
+           sum(coalesce(run.reserved_tokens, (p_estimates -> run.workflow_type ->> 'tokens')::numeric, (p_estimates -> '' ->> 'tokens')::numeric))
+      from unnest(p_starts) as period (starts_at)
+      join public.workflow_runs as run on run.tenant_id = p_tenant_id and run.status in ('dispatched', 'claimed', 'running') and run.accounted_at is null
+     group by period.starts_at, run.owner_agent_id, run.workflow_type
+  )
+  select spent.starts_at,
+         case when grouping(spent.agent_id) = 0 then 'agent' when grouping(profile.department_id) = 0 then 'department'
+              when grouping(spent.workflow_type) = 0 then 'project' else 'fleet' end,
+         case when grouping(spent.agent_id) = 0 then spent.agent_id when grouping(profile.department_id) = 0 then profile.department_id
+              when grouping(spent.workflow_type) = 0 then spent.workflow_type end,
+         sum(spent.settled_usd), sum(spent.settled_tokens), sum(spent.reserved_usd), sum(spent.reserved_tokens)
+    from spent
+    left join public.agent_profiles as profile on profile.tenant_id = p_tenant_id and profile.agent_id = spent.agent_id
+   group by grouping sets ((spent.starts_at, spent.agent_id), (spent.starts_at, profile.department_id), (spent.starts_at, spent.workflow_type), (spent.starts_at))
+$$;
+comment on function public.workflow_spend(uuid, timestamptz[], jsonb) is
+  'What every agent, department, project and the fleet have spent since each of the given moments, and what their unreported active runs reserve: one aggregate per period, whatever the number of budgets.';
+
+create or replace function public.budget_periods(p_tenant_id uuid, p_now timestamptz) returns jsonb
 language plpgsql stable set search_path = ''
 as $$
 declare
-  v_usd_default constant numeric := (p_estimates -> '' ->> 'usd')::numeric;
-  v_tokens_default constant numeric := (p_estimates -> '' ->> 'tokens')::numeric;
-  v_agents text[];
-  v_settled record;
-  v_lost record;
-  v_reserved record;
+  v_kind record;
+  v_period record;
+  v_periods jsonb := '{}';
 begin
-  v_agents := case p_scope when 'agent' then array[p_scope_id]
-                           when 'department' then array(select agent_id from public.agent_profiles where tenant_id = p_tenant_id and department_id = p_scope_id) end;
-  -- One aggregate; the planner takes the index of the scope. What is unknown, negative or NaN counts as its estimate.
-  select sum(case when run.cost_estimate >= 0 and run.cost_estimate <> 'NaN' then run.cost_estimate
-                  else coalesce(run.reserved_usd, (p_estimates -> run.workflow_type ->> 'usd')::numeric, v_usd_default) end) as usd,
-         sum(case when num_nonnulls(run.input_tokens, run.output_tokens) > 0 and coalesce(run.input_tokens, 0) >= 0 and coalesce(run.output_tokens, 0) >= 0
-                  then coalesce(run.input_tokens, 0) + coalesce(run.output_tokens, 0)
-                  else coalesce(run.reserved_tokens, (p_estimates -> run.workflow_type ->> 'tokens')::numeric, v_tokens_default) end) as tokens
-    into v_settled
-    from public.workflow_runs as run
-   where run.tenant_id = p_tenant_id and run.accounted_at >= p_since
-     and (v_agents is null or run.owner_agent_id = any (v_agents)) and (p_scope <> 'project' or run.workflow_type = p_scope_id);
-  select sum(coalesce(claim.cost_usd, (p_estimates -> claim.workflow_type ->> 'usd')::numeric, v_usd_default)) as usd,
-         sum(coalesce(claim.tokens, (p_estimates -> claim.workflow_type ->> 'tokens')::numeric, v_tokens_default)) as tokens
-    into v_lost
-    from public.workflow_claims as claim
-   where claim.tenant_id = p_tenant_id and claim.accounted_at >= p_since
-     and (v_agents is null or claim.agent_id = any (v_agents)) and (p_scope <> 'project' or claim.workflow_type = p_scope_id);
-  select sum(coalesce(run.reserved_usd, (p_estimates -> run.workflow_type ->> 'usd')::numeric, v_usd_default)) as usd,
-         sum(coalesce(run.reserved_tokens, (p_estimates -> run.workflow_type ->> 'tokens')::numeric, v_tokens_default)) as tokens
-    into v_reserved
-    from public.workflow_runs as run
-   where run.tenant_id = p_tenant_id and run.status in ('dispatched', 'claimed', 'running') and run.accounted_at is null
-     and (v_agents is null or run.owner_agent_id = any (v_agents)) and (p_scope <> 'project' or run.workflow_type = p_scope_id);
-  return jsonb_build_object(
-    'settled_usd', coalesce(v_settled.usd, 0) + coalesce(v_lost.usd, 0), 'settled_tokens', coalesce(v_settled.tokens, 0) + coalesce(v_lost.tokens, 0),
-    'reserved_usd', coalesce(v_reserved.usd, 0), 'reserved_tokens', coalesce(v_reserved.tokens, 0));
+  for v_kind in select distinct period, timezone from public.budgets where tenant_id = p_tenant_id and active loop
+    begin
+      select * into v_period from public.workflow_period(v_kind.period, v_kind.timezone, p_now);
+      v_periods := v_periods || jsonb_build_object(v_kind.period || ' ' || v_kind.timezone,
+        jsonb_build_object('period_key', v_period.period_key, 'starts_at', v_period.starts_at, 'ends_at', v_period.ends_at));
+    exception when query_canceled then
+      raise;
+    when others then
+      v_periods := v_periods || jsonb_build_object(v_kind.period || ' ' || v_kind.timezone, jsonb_build_object('error', format('%s (%s)', sqlerrm, sqlstate)));
+    end;
+  end loop;
+  return v_periods;
 end
 $$;
-comment on function public.workflow_spend(uuid, text, text, timestamptz, jsonb) is
-  'What a scope has spent since a moment and what its unreported active runs reserve: {settled_usd, settled_tokens, reserved_usd, reserved_tokens}.';
+comment on function public.budget_periods(uuid, timestamptz) is
+  'The running period of every kind the tenant''s active budgets have, by "period zone"; for a zone that is none, the error.';
 
 create or replace function public.evaluate_budgets(p_tenant_id uuid, p_estimates jsonb, p_now timestamptz default now()) returns jsonb
 language plpgsql stable set search_path = ''
 as $$
 declare
-  v_budget record;
-  v_period record;
-  v_key text;
+  v_periods constant jsonb := public.budget_periods(p_tenant_id, p_now);
   v_spends jsonb := '{}';
-  v_evaluated jsonb := '[]';
   v_error text;
 begin
-  for v_budget in select * from public.budgets where tenant_id = p_tenant_id and active order by scope, scope_id, period, id loop
-    v_error := null;
-    v_key := null;
-    select null::text as period_key, null::timestamptz as starts_at, null::timestamptz as ends_at into v_period;
-    begin
-      select * into v_period from public.workflow_period(v_budget.period, v_budget.timezone, p_now);
-      v_key := concat_ws('|', v_budget.scope, v_budget.scope_id, v_period.starts_at);
-      if not v_spends ? v_key then
-        v_spends := v_spends || jsonb_build_object(v_key, public.workflow_spend(p_tenant_id, v_budget.scope, v_budget.scope_id, v_period.starts_at, p_estimates));
-      end if;
-    exception when query_canceled or lock_not_available or deadlock_detected or serialization_failure then
-      raise;
-    when others then
-      v_error := format('%s (%s)', sqlerrm, sqlstate);
-    end;
-    v_evaluated := v_evaluated || (jsonb_build_object(
-      'id', v_budget.id, 'name', v_budget.name, 'scope', v_budget.scope, 'scope_id', v_budget.scope_id, 'period', v_budget.period,
-      'period_key', v_period.period_key, 'starts_at', v_period.starts_at, 'ends_at', v_period.ends_at, 'cap_usd', v_budget.cap_usd, 'cap_tokens', v_budget.cap_tokens,
-      'action', v_budget.action_on_exceed, 'fail_closed', v_budget.fail_closed, 'error', v_error,
-      'settled_usd', 0, 'settled_tokens', 0, 'reserved_usd', 0, 'reserved_tokens', 0)
-      || case when v_error is null then v_spends -> v_key else '{}'::jsonb end);
-  end loop;
-  return v_evaluated;
+  if v_periods = '{}' then
+    return '[]';
+  end if;
+  begin
+    select coalesce(jsonb_object_agg(concat_ws('|', extract(epoch from spend.starts_at), spend.scope, spend.scope_id),
+             jsonb_build_object('settled_usd', spend.settled_usd, 'settled_tokens', spend.settled_tokens, 'reserved_usd', spend.reserved_usd, 'reserved_tokens', spend.reserved_tokens)), '{}')
+      into v_spends
+      from public.workflow_spend(p_tenant_id, array(select distinct (kind.value ->> 'starts_at')::timestamptz from jsonb_each(v_periods) as kind
+                                                     where kind.value ? 'starts_at'), p_estimates) as spend
+     where spend.scope_id is not null or spend.scope = 'fleet';
+  exception when query_canceled or lock_not_available or deadlock_detected or serialization_failure then
+    raise;
+  when others then
+    v_error := format('%s (%s)', sqlerrm, sqlstate);
+  end;
+  return (
+    select coalesce(jsonb_agg(jsonb_build_object(
+             'id', budget.id, 'name', budget.name, 'scope', budget.scope, 'scope_id', budget.scope_id, 'period', budget.period, 'cap_usd', budget.cap_usd,
+             'cap_tokens', budget.cap_tokens, 'action', budget.action_on_exceed, 'fail_closed', budget.fail_closed,
+             'settled_usd', 0, 'settled_tokens', 0, 'reserved_usd', 0, 'reserved_tokens', 0, 'error', v_error)
+             || (v_periods -> (budget.period || ' ' || budget.timezone))
+             || coalesce(v_spends -> concat_ws('|', extract(epoch from (v_periods -> (budget.period || ' ' || budget.timezone) ->> 'starts_at')::timestamptz),
+                                               budget.scope, budget.scope_id), '{}') order by budget.scope, budget.scope_id, budget.period, budget.id), '[]')
+      from public.budgets as budget where budget.tenant_id = p_tenant_id and budget.active);
 end
 $$;
 comment on function public.evaluate_budgets(uuid, jsonb, timestamptz) is
-  'Every active budget with its period and spend; one aggregate per scope and period, however many runs wait. A budget that cannot be evaluated carries its error.';
+  'Every active budget with its period and spend; one aggregate per period, however many budgets there are and runs wait. A budget that cannot be evaluated carries its error.';
+
+create or replace function public.tight_budgets(p_budgets jsonb, p_estimates jsonb, p_runs integer) returns jsonb
+language sql immutable set search_path = ''
+as $$
+  select coalesce(jsonb_agg(b.value order by b.ordinality), '[]')
+    from jsonb_array_elements(p_budgets) with ordinality as b
+    cross join (select coalesce(max((estimate.value ->> 'usd')::numeric), 0) as usd, coalesce(max((estimate.value ->> 'tokens')::numeric), 0) as tokens
+                  from jsonb_each(p_estimates) as estimate) as dearest
+   where b.value ->> 'error' is not null
+      or (b.value ->> 'settled_usd')::numeric + (b.value ->> 'reserved_usd')::numeric + p_runs * dearest.usd >= (b.value ->> 'cap_usd')::numeric
+      or (b.value ->> 'settled_tokens')::numeric + (b.value ->> 'reserved_tokens')::numeric + p_runs * dearest.tokens >= (b.value ->> 'cap_tokens')::numeric
+$$;
+comment on function public.tight_budgets(jsonb, jsonb, integer) is
+  'The evaluated budgets that so many runs of the dearest kind could fill: no other can have a say in a tick.';
 
 create or replace function public.budget_states(p_budgets jsonb) returns table (
   id uuid, name text, scope text, scope_id text, period text, period_key text, action text, fail_closed boolean, error text,
@@ -339,8 +380,9 @@ declare
 begin
   perform public.record_budget_recoveries(p_tenant_id, p_budgets);
   for v_budget in
-    select b.value, state.action, state.settled >= state.cap as is_spent, state.settled + state.reserved >= state.cap as is_full
-      from jsonb_array_elements(p_budgets) as b cross join lateral public.budget_states(jsonb_build_array(b.value)) as state
+    select b.value, state.action, state.settled >= state.cap as is_spent
+      from public.budget_states(p_budgets) as state
+      join jsonb_array_elements(p_budgets) as b on (b.value ->> 'id')::uuid = state.id
      where state.error is null and state.settled + state.reserved >= state.cap
      order by state.action <> 'hard_stop', state.id
   loop

@@ -45,15 +45,17 @@ language sql stable set search_path = ''
 as $$
   select coalesce(jsonb_agg(jsonb_build_object(
            'workflow_type', waiting.workflow_type, 'pinned', waiting.pinned_agent_id, 'agent_id', waiting.agent_id, 'department_id', waiting.department_id,
-           'due', waiting.due, 'route_priority', waiting.priority, 'slots', waiting.slots, 'usd', waiting.usd, 'tokens', waiting.tokens,
+           'due', waiting.due, 'priorities', waiting.priorities, 'route_priority', waiting.priority, 'slots', waiting.slots, 'usd', waiting.usd, 'tokens', waiting.tokens,
            'verdict', gate.verdict, 'budget_id', gate.budget_id)), '[]')
     from (
-      select queued.workflow_type, queued.pinned_agent_id, queued.due, coalesce(queued.pinned_agent_id, route.agent_id) as agent_id, profile.department_id,
+      select queued.workflow_type, queued.pinned_agent_id, queued.due, queued.priorities, coalesce(queued.pinned_agent_id, route.agent_id) as agent_id, profile.department_id,
              coalesce(route.priority, 0) as priority, coalesce(route.max_concurrent, 1) - coalesce(active.number, 0) as slots,
              public.workflow_estimate(p_estimates, queued.workflow_type, 'usd') as usd, public.workflow_estimate(p_estimates, queued.workflow_type, 'tokens') as tokens
-        from (select run.workflow_type, run.pinned_agent_id, count(*) as due from public.workflow_runs as run
-               where run.tenant_id = p_tenant_id and run.status = 'queued' and (run.next_attempt_at is null or run.next_attempt_at <= now())
-               group by run.workflow_type, run.pinned_agent_id) as queued
+        from (select level.workflow_type, level.pinned_agent_id, sum(level.due) as due, jsonb_agg(level.priority) as priorities
+                from (select run.workflow_type, run.pinned_agent_id, run.priority, count(*) as due from public.workflow_runs as run
+                       where run.tenant_id = p_tenant_id and run.status = 'queued' and (run.next_attempt_at is null or run.next_attempt_at <= now())
+                       group by run.workflow_type, run.pinned_agent_id, run.priority) as level
+               group by level.workflow_type, level.pinned_agent_id) as queued
         left join public.workflow_agent_routing as route on route.tenant_id = p_tenant_id and route.workflow_type = queued.workflow_type
         left join public.agent_profiles as profile on profile.tenant_id = p_tenant_id and profile.agent_id = coalesce(queued.pinned_agent_id, route.agent_id)
         left join (select run.workflow_type, count(*) as number from public.workflow_runs as run
@@ -106,16 +108,19 @@ begin
   select coalesce(sum(g.due), 0) into v_held from jsonb_to_recordset(v_groups) as g (due integer, verdict text) where g.verdict <> 'ok';
   for v_candidate in
     select g.workflow_type, g.agent_id, g.department_id, g.slots, g.usd, g.tokens, g.due, pick.id
-      from jsonb_to_recordset(v_groups) as g (workflow_type text, pinned text, agent_id text, department_id text, due integer, route_priority integer,
-                                              slots integer, usd numeric, tokens numeric, verdict text)
+      from jsonb_to_recordset(v_groups) as g (workflow_type text, pinned text, agent_id text, department_id text, due integer, priorities jsonb,
+                                              route_priority integer, slots integer, usd numeric, tokens numeric, verdict text)
+      cross join lateral jsonb_array_elements_text(g.priorities) as level
+      -- Of one priority the oldest goes first whatever waiting adds, so the oldest few of each are all that can go out.
       cross join lateral (
-        select run.id, run.priority, run.queued_at, public.workflow_age_points(run.queued_at, now()) as points from public.workflow_runs as run
-         where run.tenant_id = p_tenant_id and run.workflow_type = g.workflow_type and run.status = 'queued' and run.pinned_agent_id is not distinct from g.pinned
-           and (run.next_attempt_at is null or run.next_attempt_at <= now())
-         order by run.priority + public.workflow_age_points(run.queued_at, now()) desc, run.queued_at, run.id
-         limit g.slots + 20) as pick
+        select run.id, run.priority, run.queued_at from public.workflow_runs as run
+         where run.tenant_id = p_tenant_id and run.workflow_type = g.workflow_type and run.priority = level.value::integer and run.status = 'queued'
+           and run.pinned_agent_id is not distinct from g.pinned and (run.next_attempt_at is null or run.next_attempt_at <= now())
+         order by run.queued_at
+         limit least(g.slots, v_batch) + 20) as pick
+      cross join lateral public.workflow_age_points(pick.queued_at, now()) as points
      where g.verdict = 'ok' and g.slots > 0
-     order by g.route_priority + pick.points desc, pick.priority + pick.points desc, pick.queued_at, pick.id
+     order by g.route_priority + points desc, pick.priority + points desc, pick.queued_at, pick.id
   loop
     exit when v_number >= v_batch;
     continue when coalesce((v_taken ->> v_candidate.workflow_type)::integer, 0) >= v_candidate.slots
@@ -346,6 +351,7 @@ declare
   v_started constant timestamptz := clock_timestamp();
   v_estimates jsonb := '{}';
   v_budgets jsonb := '[]';
+  v_all_budgets jsonb := '[]';
   v_budget_error text;
   v_phase text;
   v_part jsonb;
@@ -368,7 +374,12 @@ begin
       case v_phase
         when 'estimates' then v_estimates := public.workflow_estimates(v_tenant, (v_settings ->> 'workflow_cost_estimate_usd')::numeric);
         when 'budgets' then v_budgets := public.evaluate_budgets(v_tenant, v_estimates);
-        when 'enforcement' then v_stopped := case v_budgets when '[]' then 0 else public.enforce_budgets(v_tenant, v_budgets) end;
+        when 'enforcement' then
+          if v_budgets <> '[]' then
+            v_all_budgets := v_budgets;
+            v_budgets := public.tight_budgets(v_budgets, v_estimates, (v_settings ->> 'workflow_batch_size')::integer + 500);
+            v_stopped := public.enforce_budgets(v_tenant, v_all_budgets);
+          end if;
         when 'dispatched' then v_part := public.dispatch_queued_runs(v_tenant, v_settings, v_estimates, v_budgets);
         when 'retried' then v_part := public.retry_stale_dispatches(v_tenant, v_settings, v_estimates, v_budgets);
         when 'timed_out' then v_part := public.time_out_runs(v_tenant);
@@ -395,7 +406,7 @@ begin
       v_sum := v_sum || jsonb_build_object(v_field, (v_sum ->> v_field)::integer + coalesce((v_part ->> v_field)::integer, 0));
     end loop;
   end loop;
-  v_budget_error := coalesce(v_budget_error, (select string_agg(format('%s: %s', state.name, state.error), '; ') from public.budget_states(v_budgets) as state
+  v_budget_error := coalesce(v_budget_error, (select left(string_agg(format('%s: %s', state.name, state.error), '; '), 500) from public.budget_states(v_all_budgets) as state
                                                where state.error is not null));
   perform public.send_gateway_hint(other.gateway_id, 'run', '{}')
      from (select note.gateway_id from public.workflow_notifications as note where note.tenant_id = v_tenant and note.state = 'pending' and note.created_at = now()

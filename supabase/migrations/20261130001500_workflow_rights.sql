@@ -14,7 +14,7 @@ begin
                        'finish_workflow_run', 'complete_workflow_run', 'fail_workflow_run', 'return_workflow_run', 'release_workflow_run',
                        'audit_workflow_action', 'enqueue_workflow_run', 'stop_workflow_run', 'cancel_workflow_run', 'retry_workflow_run',
                        'list_workflow_runs', 'show_workflow_run', 'set_workflow_route', 'remove_workflow_route', 'seed_workflow_routes',
-                       'workflow_period', 'workflow_estimates', 'workflow_estimate', 'workflow_spend', 'evaluate_budgets', 'budget_states',
+                       'workflow_period', 'workflow_estimates', 'workflow_estimate', 'workflow_spend', 'budget_periods', 'evaluate_budgets', 'tight_budgets', 'budget_states',
                        'is_in_budget_scope', 'budget_verdict', 'reserve_in_budgets', 'budget_frame', 'broadcast_budget_event', 'record_budget_event',
                        'record_budget_recoveries', 'stop_runs_of_budget', 'enforce_budgets', 'set_budget', 'deactivate_budget', 'list_budgets',
                        'budget_ledger', 'workflow_settings', 'workflow_age_points', 'gateway_of_workflow_agent', 'dispatch_workflow_run',

@@ -90,14 +90,15 @@ class Reporter(Service):
         # Only an end frees a slot; a start alone needs no look at the waitlist.
         frees = any(isinstance(report, Ended) for report in reports)
         limit = self._claim_limit if frees and self._claiming else 0
-        try:
-            answer = self._store.report(reports, limit)
-        except DispatcherError as error:
-            self._keep(reports, error)
-            return
-        self._backoff.reset()
-        self._health.succeeded()
-        self._settle(answer, reports)
+        with self._health.at_work():
+            try:
+                answer = self._store.report(reports, limit)
+            except DispatcherError as error:
+                self._keep(reports, error)
+                return
+            self._backoff.reset()
+            self._health.succeeded()
+            self._settle(answer, reports)
 
     def _keep(self, reports: list[Report], error: DispatcherError) -> None:
         """The reports go back to the head of the queue and wait; they are facts, and the database must learn them."""

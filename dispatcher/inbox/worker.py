@@ -145,7 +145,8 @@ class WakeWorker(Service):
         while not self.stopping.is_set():
             claims = self._hints.take()
             if claims and not self.stopping.is_set():
-                self._claim(claims)
+                with self._health.at_work():
+                    self._claim(claims)
 
     def _claim(self, claims: list[Claim]) -> None:
         try:

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import contextlib
 import threading
+from collections.abc import Iterator
 from typing import Any, Final, Literal
 
 from dispatcher import events
@@ -17,10 +19,15 @@ Status = Literal["ok", "degraded", "failing"]
 INTERVALS_ALLOWED: Final = 3
 SLACK_SECONDS: Final = 2.0
 FAILURES_ALLOWED: Final = 3
+# Work on demand that takes this long hangs: every call it makes ends sooner.
+STUCK_SECONDS: Final = 60.0
 
 
 class LoopHealth:
-    """What one loop achieved. `interval` None: it works on demand, and only its failures count."""
+    """What one loop achieved.
+
+    `interval` None: it works on demand; its failures count, and work `at_work` that does not end.
+    """
 
     def __init__(self, name: str, interval: float | None, clock: Clock) -> None:
         self.name = name
@@ -31,6 +38,19 @@ class LoopHealth:
         self._last_success: float | None = None
         self._failures = 0
         self._error = ""
+        self._at_work: dict[int, float] = {}
+
+    @contextlib.contextmanager
+    def at_work(self) -> Iterator[None]:
+        """While entered, this thread is at one piece of work."""
+        me = threading.get_ident()
+        with self._lock:
+            self._at_work[me] = self._clock.monotonic()
+        try:
+            yield
+        finally:
+            with self._lock:
+                self._at_work.pop(me, None)
 
     def succeeded(self) -> None:
         """One turn of the loop did its job."""
@@ -54,7 +74,7 @@ class LoopHealth:
                 self._since = self._clock.monotonic()
 
     def snapshot(self) -> dict[str, Any]:
-        """{"status", "last_success_age_s" (None: never), "failures" (in a row), "error"}."""
+        """{"status", "last_success_age_s" (None: never), "failures" (in a row), "error", "busy_s" (0: idle)}."""
         with self._lock:
             now = self._clock.monotonic()
             age = None if self._last_success is None else round(now - self._last_success, 1)
@@ -63,12 +83,16 @@ class LoopHealth:
                 "last_success_age_s": age,
                 "failures": self._failures,
                 "error": self._error,
+                "busy_s": round(self._busy(now), 1),
             }
 
     def _status(self, now: float) -> Status:
-        if self._is_late(now) or self._failures >= FAILURES_ALLOWED:
+        if self._is_late(now) or self._busy(now) > STUCK_SECONDS or self._failures >= FAILURES_ALLOWED:
             return "failing"
         return "degraded" if self._failures else "ok"
+
+    def _busy(self, now: float) -> float:
+        return now - min(self._at_work.values(), default=now)
 
     def _is_late(self, now: float) -> bool:
         if self._interval is None:
@@ -141,6 +165,8 @@ def _worst(statuses: list[Status]) -> Status:
 
 
 def _complaint(loop: dict[str, Any]) -> str:
+    if loop["busy_s"] > STUCK_SECONDS:
+        return f"stuck for {loop['busy_s']:g} s in one piece of work"
     if loop["failures"]:
         return f"{loop['failures']} failures in a row, last: {loop['error']}"
     age = loop["last_success_age_s"]

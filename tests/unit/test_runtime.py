@@ -269,6 +269,41 @@ def test_a_loop_that_never_succeeded_is_late_too() -> None:
     assert health.snapshot()["causes"] == ["realtime: has not succeeded yet"]
 
 
+def test_field_failure_71_work_on_demand_that_does_not_end_is_named() -> None:
+    clock = ManualClock()
+    health = Health(clock)
+    claims = health.loop("claims", None)
+    with claims.at_work():
+        clock.time += 59
+        assert health.snapshot()["status"] == "ok"
+        clock.time += 10
+        assert health.snapshot()["causes"] == ["claims: stuck for 69 s in one piece of work"]
+        assert health.snapshot()["status"] == "failing"
+    assert health.snapshot()["status"] == "ok"
+
+
+def test_field_failure_71_one_of_two_workers_that_hangs_is_enough() -> None:
+    clock = ManualClock()
+    claims = Health(clock).loop("claims", None)
+    hangs, may_end = threading.Event(), threading.Event()
+
+    def hang() -> None:
+        with claims.at_work():
+            hangs.set()
+            may_end.wait(10)
+
+    worker = threading.Thread(target=hang)
+    worker.start()
+    assert hangs.wait(5)
+    clock.time += 61
+    with claims.at_work():
+        claims.succeeded()
+    assert claims.snapshot()["status"] == "failing"
+    may_end.set()
+    worker.join()
+    assert claims.snapshot()["status"] == "ok"
+
+
 def test_a_loop_that_slows_down_is_measured_by_its_new_pace() -> None:
     clock = ManualClock()
     loop = Health(clock).loop("sweep", 10)

@@ -227,6 +227,8 @@ class Daemon:
 
     def _build_realtime(self, registration: Registration) -> RealtimeService:
         settings = self._settings
+        self._realtime_loop = self._health.loop("realtime", REALTIME_TURN_SECONDS)
+        self._was_realtime_well = False
         realtime = RealtimeService(
             url=settings.supabase_url,
             key=settings.supabase_service_role_key.get_secret_value(),
@@ -238,7 +240,7 @@ class Daemon:
             on_hint=self._on_hint,
             on_ready=self._on_ready,
             on_state=self._on_state,
-            on_alive=self._health.loop("realtime", REALTIME_TURN_SECONDS).succeeded,
+            on_alive=self._realtime_loop.succeeded,
         )
         realtime.broadcast_available = registration.broadcast_available
         return realtime
@@ -253,7 +255,7 @@ class Daemon:
             claim_limit=settings.max_concurrent_wakes,
             interval=settings.reconcile_interval,
             degraded_interval=settings.degraded_reconcile_interval,
-            is_realtime_well=lambda: self._realtime.state.status == "ready",
+            is_realtime_well=self._is_realtime_well,
             settle_open_wakes=self._settle_open_wakes,
             on_broadcast_available=self._on_broadcast_available,
             health=self._health,
@@ -289,7 +291,7 @@ class Daemon:
             file=self._file,
         )
         health = self._health.loop("leases", settings.heartbeat_interval)
-        return PeriodicService("heartbeat", heart.beat, settings.heartbeat_interval, health=health)
+        return PeriodicService("heartbeat", lambda: self._beat(heart), settings.heartbeat_interval, health=health)
 
     # -- what the parts tell one another
 
@@ -318,6 +320,17 @@ class Daemon:
             self._health.add_cause("realtime", f"Realtime is {state.status}: {state.cause or 'not subscribed yet'}")
             # The wait it is in was measured when hints still came; the next ones are short.
             self._sweep.wake_early()
+
+    def _is_realtime_well(self) -> bool:
+        """Whether hints come: what it says of itself counts only while its loop turns."""
+        return self._realtime.state.status == "ready" and self._realtime_loop.snapshot()["status"] == "ok"
+
+    def _beat(self, heart: Heart) -> None:
+        """A loop that does not turn cannot say so itself; the sweep then has to come sooner than it was told."""
+        was_well, self._was_realtime_well = self._was_realtime_well, self._is_realtime_well()
+        if was_well and not self._was_realtime_well:
+            self._sweep.wake_early()
+        heart.beat()
 
     def _on_broadcast_available(self, available: bool) -> None:
         self._realtime.broadcast_available = available

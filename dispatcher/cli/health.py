@@ -23,7 +23,7 @@ def command(
     as_json: Annotated[bool, typer.Option("--json", help="Print one JSON document.")] = False,
 ) -> None:
     """End with 0 when the daemon is ok or degraded, 1 when it is failing, silent or absent."""
-    verdict = judge_heartbeat(_read(file), datetime.now(UTC))
+    verdict = judge_heartbeat(read_heartbeat(file), datetime.now(UTC))
     if as_json:
         print_json(verdict)
     else:
@@ -51,12 +51,17 @@ def judge_heartbeat(facts: dict[str, Any] | None, now: datetime) -> dict[str, An
     }
     if age > STALE_BEATS * facts["heartbeat_interval_s"] + SLACK_SECONDS:
         verdict |= {"status": "silent", "causes": [f"the last heartbeat is {age:.0f} s old"]}
+    elif age < -SLACK_SECONDS:
+        # The clock was put back. A living daemon writes anew within one interval; a dead one would seem well for ever.
+        verdict |= {"status": "silent", "causes": [f"the last heartbeat is {-age:.0f} s ahead of the clock"]}
     return verdict
 
 
-def _read(file: Path) -> dict[str, Any] | None:
+def read_heartbeat(file: Path) -> dict[str, Any] | None:
+    """What the file says; None when there is none, or it is no heartbeat."""
     try:
-        facts: dict[str, Any] = json.loads(file.read_text(encoding="utf-8"))
+        facts: Any = json.loads(file.read_text(encoding="utf-8"))
     except (OSError, ValueError):
         return None
-    return facts if {"ts", "health", "heartbeat_interval_s"} <= facts.keys() else None
+    known = isinstance(facts, dict) and {"ts", "health", "heartbeat_interval_s"} <= facts.keys()
+    return facts if known else None

@@ -32,12 +32,13 @@ def judge(wake: OpenWake, host: Host, instance_timeout: float, is_owner_alive: b
     """Whether a wake may be touched, and how its process can be told alive.
 
     `is_owner_alive` is what this host knows of the owner's process; None when the owner ran elsewhere.
-    A living owner keeps its wakes however silent it is. An owner elsewhere is believed dead when it has
-    been silent too long, but its child may live on there: its wake is lost only after its deadline.
+    A living owner keeps its wakes however silent it is, until their time is over: one that hangs ends nobody. An
+    owner elsewhere is believed dead when it has been silent too long, but its child may live on there: its wake is
+    lost only after its deadline.
     """
-    if is_owner_alive:
-        return "leave"
     silent = wake.owner_silent_for is None or wake.owner_silent_for > instance_timeout or wake.owner_stopped
+    if is_owner_alive and not (silent and wake.deadline_in < 0):
+        return "leave"
     if wake.host_id == host.host_id:
         return "look_here" if is_owner_alive is False or silent else "leave"
     if not silent:

@@ -1,6 +1,6 @@
 """The database did it and the daemon never heard of it: no second child, no wake left open, no slot lost."""
 
-from pathlib import Path
+import signal
 
 from dispatcher.local.api import Api
 from dispatcher.local.stub import StubAgent
@@ -42,7 +42,7 @@ def test_a_claim_nobody_heard_of_is_given_back_and_made_again(
 
 
 def test_an_adoption_nobody_heard_of_is_made_again_and_starts_no_second_child(
-    api: Api, database: Database, seed: Seed, stub_agent: StubAgent, start_daemon: StartDaemon, tmp_path: Path
+    api: Api, database: Database, seed: Seed, stub_agent: StubAgent, start_daemon: StartDaemon
 ) -> None:
     seed.agent("ada")
     seed.item("ada")
@@ -77,3 +77,29 @@ def test_an_end_whose_answer_was_lost_still_says_when_the_agent_is_due(
     seed.item("ada")
     daemon.wait_for("wake.started", times=2, deadline=SLOW_MACHINE)
     assert database.value("select count(*) from agent_wakes where state = 'failed'") >= 1
+
+
+def test_what_a_hanging_daemon_should_have_ended_is_ended_by_another(
+    database: Database, seed: Seed, stub_agent: StubAgent, start_daemon: StartDaemon
+) -> None:
+    seed.agent("ada")
+    seed.item("ada")
+    stub_agent.order(mode="hang")
+    first = start_daemon(**FAST | {"INSTANCE_TIMEOUT": 2}).ready()
+    first.wait_for("wake.started")
+    wait_until(lambda: database.rows("select from agent_wakes where state = 'running'"), SLOW_MACHINE)
+    [child] = stub_agent.living()
+    first.process.send_signal(signal.SIGSTOP)
+    second = start_daemon(**FAST | {"INSTANCE_TIMEOUT": 2, "RECONCILE_INTERVAL": 1, "AGENT_PROCESS_TIMEOUT": 1})
+    second.wait_for("daemon.ready", deadline=SLOW_MACHINE)
+    second.wait_for("sweep.finished", times=4, deadline=SLOW_MACHINE)
+    assert child in stub_agent.living()  # silent is not dead: until its time is over the wake is its daemon's
+    database.execute("update agent_wakes set deadline_at = now() where ended_at is null")
+    wait_until(lambda: child not in stub_agent.living(), SLOW_MACHINE)
+    state = "select state from agent_wakes order by claimed_at limit 1"
+    wait_until(lambda: database.value(state) == "timed_out", SLOW_MACHINE)
+    first.process.send_signal(signal.SIGCONT)
+    # It notices that the wake is not its own any more, and goes on.
+    wait_until(lambda: first.of("wake.ended") or first.of("lease.lost"), SLOW_MACHINE)
+    assert first.stop() == 0
+    assert database.value(state) == "timed_out"

@@ -38,6 +38,9 @@ WAKE = OpenWake(
     [
         ({}, True, "leave"),
         ({"owner_silent_for": 999.0}, True, "leave"),
+        ({"deadline_in": -1.0}, True, "leave"),
+        # It hangs: what it should have ended would run for ever.
+        ({"owner_silent_for": 999.0, "deadline_in": -1.0}, True, "look_here"),
         ({}, False, "look_here"),
         ({}, None, "leave"),
         ({"owner_silent_for": 999.0}, None, "look_here"),

@@ -75,7 +75,8 @@ class WakeProcess:
         self.stop_cause: str | None = None
         self.thread: threading.Thread | None = None
         self._started = time.monotonic() - age
-        self.deadline = self._started + timeout_seconds
+        # Of one adopted late, the time is up now: it cannot be overdue for longer than it is known.
+        self.deadline = max(self._started + timeout_seconds, time.monotonic())
         self._nudge = os.eventfd(0, os.EFD_CLOEXEC | os.EFD_NONBLOCK)
         self._nudge_lock = threading.Lock()
         self._is_open = True

@@ -467,6 +467,18 @@ def test_the_time_of_an_adopted_process_runs_from_its_own_start(
     assert bystander.wait(DEADLINE) == -signal.SIGTERM
 
 
+def test_a_process_adopted_late_is_not_overdue_yet(bystander: subprocess.Popen[bytes]) -> None:
+    """Its ladder has only begun; an error that says it hangs would be wrong."""
+    process = adopt(bystander.pid, proctable.started_at(bystander.pid))
+    assert process is not None
+    before = time.monotonic()
+    wake = WakeProcess(new_id(), "ada", process, 1.0, age=500.0)
+    try:
+        assert wake.deadline >= before
+    finally:
+        wake.close()
+
+
 def test_field_failure_64_a_child_is_found_by_its_marker() -> None:
     wake_id = new_id()
     child = spawn(sh("sleep 600 & sleep 600"), environment(wake_id))

@@ -168,6 +168,7 @@ class ChaosRun:
                 "SUPABASE_URL": self._proxies[name].url,
                 "SUPABASE_SERVICE_ROLE_KEY": stack.keys.service_role_key,
                 "OPENCLAW_BIN": str(self._agents.path),
+                "REALTIME_MODE": self.plan.realtime_modes[name],
             }
             daemon = ChaosDaemon(name, self.directory, environment, self.evidence)
             self._daemons[name] = daemon

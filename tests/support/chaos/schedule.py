@@ -62,6 +62,8 @@ class Plan:
     agents: tuple[Agent, ...]
     faults: tuple[Fault, ...]
     inserts: tuple[Insert, ...]
+    realtime_modes: Mapping[str, str]
+    """`REALTIME_MODE` of each daemon."""
 
 
 _BEHAVIOURS: Final = (
@@ -74,7 +76,12 @@ def plan(seed: int, seconds: float) -> Plan:
     """The same plan for the same seed and length."""
     draw = random.Random(f"{seed}/{seconds:g}")
     agents = _agents(draw)
-    return Plan(seed, seconds, agents, _faults(draw, seconds), _inserts(draw, seconds, agents))
+    return Plan(seed, seconds, agents, _faults(draw, seconds), _inserts(draw, seconds, agents), _modes(seed))
+
+
+def _modes(seed: int) -> dict[str, str]:
+    draw = random.Random(f"{seed}/modes")
+    return {name: draw.choice(["auto", "auto", "broadcast", "postgres_changes"]) for name in DAEMONS}
 
 
 def _agents(draw: random.Random) -> tuple[Agent, ...]:

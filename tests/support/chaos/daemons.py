@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import signal
 import subprocess
+import threading
 import time
 from collections.abc import Mapping
 from dataclasses import dataclass, field
@@ -62,11 +63,18 @@ class ChaosDaemon:
             **environment,
         }
         self.life: Life
+        # Faults act in one thread and the watch looks in another.
+        self._changing = threading.RLock()
+        self._reading = threading.Lock()
         self.well_stopped: set[int] = set()
         self.slowest_stop = 0.0
 
     def start(self) -> None:
         """A new life."""
+        with self._changing:
+            self._start()
+
+    def _start(self) -> None:
         number = self.life.number + 1 if hasattr(self, "life") else 1
         log, stderr = self._directory / f"log-{number}.jsonl", self._directory / f"stderr-{number}"
         with log.open("ab") as out, stderr.open("ab") as err:
@@ -86,14 +94,21 @@ class ChaosDaemon:
 
     def kill(self) -> None:
         """SIGKILL; what it started lives on."""
-        life = self.life
-        life.may_end = life.was_killed = True
-        life.process.kill()
-        life.process.wait()
-        self.end_of_life()
+        with self._changing:
+            self._look()  # an end of its own before this is not ours
+            life = self.life
+            life.may_end = life.was_killed = True
+            life.process.kill()
+            life.process.wait()
+            self._judge_last_words()
 
     def stop(self, signals: int = 1) -> None:
         """SIGTERM, once or twice; it must end in time and well."""
+        with self._changing:
+            self._look()
+            self._stop(signals)
+
+    def _stop(self, signals: int) -> None:
         life = self.life
         was_ready = self.is_ready()
         life.may_end = True
@@ -108,7 +123,7 @@ class ChaosDaemon:
             self.kill()
             return
         self._judge_stop(code, was_ready, time.monotonic() - asked)
-        self.end_of_life()
+        self._judge_last_words()
 
     def _judge_stop(self, code: int, was_ready: bool, seconds: float) -> None:
         self._evidence.count("daemon stops")
@@ -153,6 +168,10 @@ class ChaosDaemon:
 
     def read_log(self) -> None:
         """Judges what it has written since the last look."""
+        with self._reading:
+            self._read_log()
+
+    def _read_log(self) -> None:
         life = self.life
         for line in life.log.new_lines():
             if fault := fault_of_log_line(line):
@@ -164,6 +183,14 @@ class ChaosDaemon:
 
     def look(self) -> None:
         """Notices an end that nobody asked for, and starts it again, as a supervisor does."""
+        if not self._changing.acquire(blocking=False):
+            return  # it is being stopped or started at this moment
+        try:
+            self._look()
+        finally:
+            self._changing.release()
+
+    def _look(self) -> None:
         self.read_log()
         life = self.life
         code = life.process.poll()
@@ -176,8 +203,8 @@ class ChaosDaemon:
             self._evidence.violated("a daemon never ends by itself", what)
         else:
             self._evidence.count("starts given up (69)")
-        self.end_of_life()
-        self.start()
+        self._judge_last_words()
+        self._start()
 
     def _look_for_zombies(self, life: Life) -> None:
         now = time.monotonic()
@@ -191,8 +218,8 @@ class ChaosDaemon:
                 self._evidence.violated("no zombie stays", f"{self}: pid {pid}, for {now - since:.0f} s")
                 life.zombies[pid] = now - 3 * ZOMBIE_SECONDS
 
-    def end_of_life(self) -> None:
-        """Judges what a process that has ended left in its files."""
+    def _judge_last_words(self) -> None:
+        """What a process that has ended left in its files."""
         self.read_log()
         life = self.life
         if life.log.unfinished and not life.was_killed:

@@ -324,6 +324,32 @@ $$;
 
 COMMENT ON FUNCTION public.budget_ledger(p_tenant_id uuid, p_limit integer) IS 'The latest budget events, newest first, with their budgets.';
 
+CREATE FUNCTION public.budget_periods(p_tenant_id uuid, p_now timestamp with time zone) RETURNS jsonb
+    LANGUAGE plpgsql STABLE
+    SET search_path TO ''
+    AS $$
+declare
+  v_kind record;
+  v_period record;
+  v_periods jsonb := '{}';
+begin
+  for v_kind in select distinct period, timezone from public.budgets where tenant_id = p_tenant_id and active loop
+    begin
+      select * into v_period from public.workflow_period(v_kind.period, v_kind.timezone, p_now);
+      v_periods := v_periods || jsonb_build_object(v_kind.period || ' ' || v_kind.timezone,
+        jsonb_build_object('period_key', v_period.period_key, 'starts_at', v_period.starts_at, 'ends_at', v_period.ends_at));
+    exception when query_canceled then
+      raise;
+    when others then
+      v_periods := v_periods || jsonb_build_object(v_kind.period || ' ' || v_kind.timezone, jsonb_build_object('error', format('%s (%s)', sqlerrm, sqlstate)));
+    end;
+  end loop;
+  return v_periods;
+end
+$$;
+
+COMMENT ON FUNCTION public.budget_periods(p_tenant_id uuid, p_now timestamp with time zone) IS 'The running period of every kind the tenant''s active budgets have, by "period zone"; for a zone that is none, the error.';
+
 CREATE FUNCTION public.budget_states(p_budgets jsonb) RETURNS TABLE(id uuid, name text, scope text, scope_id text, period text, period_key text, action text, fail_closed boolean, error text, cap numeric, settled numeric, reserved numeric, is_usd boolean)
     LANGUAGE sql IMMUTABLE
     SET search_path TO ''
@@ -867,16 +893,19 @@ begin
   select coalesce(sum(g.due), 0) into v_held from jsonb_to_recordset(v_groups) as g (due integer, verdict text) where g.verdict <> 'ok';
   for v_candidate in
     select g.workflow_type, g.agent_id, g.department_id, g.slots, g.usd, g.tokens, g.due, pick.id
-      from jsonb_to_recordset(v_groups) as g (workflow_type text, pinned text, agent_id text, department_id text, due integer, route_priority integer,
-                                              slots integer, usd numeric, tokens numeric, verdict text)
+      from jsonb_to_recordset(v_groups) as g (workflow_type text, pinned text, agent_id text, department_id text, due integer, priorities jsonb,
+                                              route_priority integer, slots integer, usd numeric, tokens numeric, verdict text)
+      cross join lateral jsonb_array_elements_text(g.priorities) as level
+      -- Of one priority the oldest goes first whatever waiting adds, so the oldest few of each are all that can go out.
       cross join lateral (
-        select run.id, run.priority, run.queued_at, public.workflow_age_points(run.queued_at, now()) as points from public.workflow_runs as run
-         where run.tenant_id = p_tenant_id and run.workflow_type = g.workflow_type and run.status = 'queued' and run.pinned_agent_id is not distinct from g.pinned
-           and (run.next_attempt_at is null or run.next_attempt_at <= now())
-         order by run.priority + public.workflow_age_points(run.queued_at, now()) desc, run.queued_at, run.id
-         limit g.slots + 20) as pick
+        select run.id, run.priority, run.queued_at from public.workflow_runs as run
+         where run.tenant_id = p_tenant_id and run.workflow_type = g.workflow_type and run.priority = level.value::integer and run.status = 'queued'
+           and run.pinned_agent_id is not distinct from g.pinned and (run.next_attempt_at is null or run.next_attempt_at <= now())
+         order by run.queued_at
+         limit least(g.slots, v_batch) + 20) as pick
+      cross join lateral public.workflow_age_points(pick.queued_at, now()) as points
      where g.verdict = 'ok' and g.slots > 0
-     order by g.route_priority + pick.points desc, pick.priority + pick.points desc, pick.queued_at, pick.id
+     order by g.route_priority + points desc, pick.priority + points desc, pick.queued_at, pick.id
   loop
     exit when v_number >= v_batch;
     continue when coalesce((v_taken ->> v_candidate.workflow_type)::integer, 0) >= v_candidate.slots
@@ -941,6 +970,7 @@ declare
   v_started constant timestamptz := clock_timestamp();
   v_estimates jsonb := '{}';
   v_budgets jsonb := '[]';
+  v_all_budgets jsonb := '[]';
   v_budget_error text;
   v_phase text;
   v_part jsonb;
@@ -963,7 +993,12 @@ begin
       case v_phase
         when 'estimates' then v_estimates := public.workflow_estimates(v_tenant, (v_settings ->> 'workflow_cost_estimate_usd')::numeric);
         when 'budgets' then v_budgets := public.evaluate_budgets(v_tenant, v_estimates);
-        when 'enforcement' then v_stopped := case v_budgets when '[]' then 0 else public.enforce_budgets(v_tenant, v_budgets) end;
+        when 'enforcement' then
+          if v_budgets <> '[]' then
+            v_all_budgets := v_budgets;
+            v_budgets := public.tight_budgets(v_budgets, v_estimates, (v_settings ->> 'workflow_batch_size')::integer + 500);
+            v_stopped := public.enforce_budgets(v_tenant, v_all_budgets);
+          end if;
         when 'dispatched' then v_part := public.dispatch_queued_runs(v_tenant, v_settings, v_estimates, v_budgets);
         when 'retried' then v_part := public.retry_stale_dispatches(v_tenant, v_settings, v_estimates, v_budgets);
         when 'timed_out' then v_part := public.time_out_runs(v_tenant);
@@ -990,7 +1025,7 @@ begin
       v_sum := v_sum || jsonb_build_object(v_field, (v_sum ->> v_field)::integer + coalesce((v_part ->> v_field)::integer, 0));
     end loop;
   end loop;
-  v_budget_error := coalesce(v_budget_error, (select string_agg(format('%s: %s', state.name, state.error), '; ') from public.budget_states(v_budgets) as state
+  v_budget_error := coalesce(v_budget_error, (select left(string_agg(format('%s: %s', state.name, state.error), '; '), 500) from public.budget_states(v_all_budgets) as state
                                                where state.error is not null));
   perform public.send_gateway_hint(other.gateway_id, 'run', '{}')
      from (select note.gateway_id from public.workflow_notifications as note where note.tenant_id = v_tenant and note.state = 'pending' and note.created_at = now()
@@ -1145,8 +1180,9 @@ declare
 begin
   perform public.record_budget_recoveries(p_tenant_id, p_budgets);
   for v_budget in
-    select b.value, state.action, state.settled >= state.cap as is_spent, state.settled + state.reserved >= state.cap as is_full
-      from jsonb_array_elements(p_budgets) as b cross join lateral public.budget_states(jsonb_build_array(b.value)) as state
+    select b.value, state.action, state.settled >= state.cap as is_spent
+      from public.budget_states(p_budgets) as state
+      join jsonb_array_elements(p_budgets) as b on (b.value ->> 'id')::uuid = state.id
      where state.error is null and state.settled + state.reserved >= state.cap
      order by state.action <> 'hard_stop', state.id
   loop
@@ -1237,40 +1273,38 @@ CREATE FUNCTION public.evaluate_budgets(p_tenant_id uuid, p_estimates jsonb, p_n
     SET search_path TO ''
     AS $$
 declare
-  v_budget record;
-  v_period record;
-  v_key text;
+  v_periods constant jsonb := public.budget_periods(p_tenant_id, p_now);
   v_spends jsonb := '{}';
-  v_evaluated jsonb := '[]';
   v_error text;
 begin
-  for v_budget in select * from public.budgets where tenant_id = p_tenant_id and active order by scope, scope_id, period, id loop
-    v_error := null;
-    v_key := null;
-    select null::text as period_key, null::timestamptz as starts_at, null::timestamptz as ends_at into v_period;
-    begin
-      select * into v_period from public.workflow_period(v_budget.period, v_budget.timezone, p_now);
-      v_key := concat_ws('|', v_budget.scope, v_budget.scope_id, v_period.starts_at);
-      if not v_spends ? v_key then
-        v_spends := v_spends || jsonb_build_object(v_key, public.workflow_spend(p_tenant_id, v_budget.scope, v_budget.scope_id, v_period.starts_at, p_estimates));
-      end if;
-    exception when query_canceled or lock_not_available or deadlock_detected or serialization_failure then
-      raise;
-    when others then
-      v_error := format('%s (%s)', sqlerrm, sqlstate);
-    end;
-    v_evaluated := v_evaluated || (jsonb_build_object(
-      'id', v_budget.id, 'name', v_budget.name, 'scope', v_budget.scope, 'scope_id', v_budget.scope_id, 'period', v_budget.period,
-      'period_key', v_period.period_key, 'starts_at', v_period.starts_at, 'ends_at', v_period.ends_at, 'cap_usd', v_budget.cap_usd, 'cap_tokens', v_budget.cap_tokens,
-      'action', v_budget.action_on_exceed, 'fail_closed', v_budget.fail_closed, 'error', v_error,
-      'settled_usd', 0, 'settled_tokens', 0, 'reserved_usd', 0, 'reserved_tokens', 0)
-      || case when v_error is null then v_spends -> v_key else '{}'::jsonb end);
-  end loop;
-  return v_evaluated;
+  if v_periods = '{}' then
+    return '[]';
+  end if;
+  begin
+    select coalesce(jsonb_object_agg(concat_ws('|', extract(epoch from spend.starts_at), spend.scope, spend.scope_id),
+             jsonb_build_object('settled_usd', spend.settled_usd, 'settled_tokens', spend.settled_tokens, 'reserved_usd', spend.reserved_usd, 'reserved_tokens', spend.reserved_tokens)), '{}')
+      into v_spends
+      from public.workflow_spend(p_tenant_id, array(select distinct (kind.value ->> 'starts_at')::timestamptz from jsonb_each(v_periods) as kind
+                                                     where kind.value ? 'starts_at'), p_estimates) as spend
+     where spend.scope_id is not null or spend.scope = 'fleet';
+  exception when query_canceled or lock_not_available or deadlock_detected or serialization_failure then
+    raise;
+  when others then
+    v_error := format('%s (%s)', sqlerrm, sqlstate);
+  end;
+  return (
+    select coalesce(jsonb_agg(jsonb_build_object(
+             'id', budget.id, 'name', budget.name, 'scope', budget.scope, 'scope_id', budget.scope_id, 'period', budget.period, 'cap_usd', budget.cap_usd,
+             'cap_tokens', budget.cap_tokens, 'action', budget.action_on_exceed, 'fail_closed', budget.fail_closed,
+             'settled_usd', 0, 'settled_tokens', 0, 'reserved_usd', 0, 'reserved_tokens', 0, 'error', v_error)
+             || (v_periods -> (budget.period || ' ' || budget.timezone))
+             || coalesce(v_spends -> concat_ws('|', extract(epoch from (v_periods -> (budget.period || ' ' || budget.timezone) ->> 'starts_at')::timestamptz),
+                                               budget.scope, budget.scope_id), '{}') order by budget.scope, budget.scope_id, budget.period, budget.id), '[]')
+      from public.budgets as budget where budget.tenant_id = p_tenant_id and budget.active);
 end
 $$;
 
-COMMENT ON FUNCTION public.evaluate_budgets(p_tenant_id uuid, p_estimates jsonb, p_now timestamp with time zone) IS 'Every active budget with its period and spend; one aggregate per scope and period, however many runs wait. A budget that cannot be evaluated carries its error.';
+COMMENT ON FUNCTION public.evaluate_budgets(p_tenant_id uuid, p_estimates jsonb, p_now timestamp with time zone) IS 'Every active budget with its period and spend; one aggregate per period, however many budgets there are and runs wait. A budget that cannot be evaluated carries its error.';
 
 CREATE FUNCTION public.expire_inbox_items(p_tenant_id uuid, p_gateway text, p_item_ids uuid[], p_reason text) RETURNS jsonb
     LANGUAGE plpgsql
@@ -1858,6 +1892,31 @@ $$;
 
 COMMENT ON FUNCTION public.is_in_budget_scope(p_scope text, p_scope_id text, p_agent_id text, p_department_id text, p_workflow_type text) IS 'The scope chain of a run: its agent, that agent''s department, its type as project, the fleet.';
 
+CREATE FUNCTION public.lease_busy_inbox_item(p_agent_id uuid, p_lease_seconds integer, p_lease_token uuid, p_wake_id uuid) RETURNS void
+    LANGUAGE plpgsql
+    SET search_path TO ''
+    AS $$
+declare
+  v_timeout constant text := current_setting('lock_timeout');
+  v_item_id uuid;
+begin
+  select due.id into v_item_id from public.agent_inbox_due as due
+   where due.agent_id = p_agent_id and due.due_at <= clock_timestamp()
+   order by due.created_at, due.id
+   limit 1;
+  if v_item_id is not null then
+    perform set_config('lock_timeout', '1s', true);
+    perform 1 from public.agent_inbox_items as item where item.id = v_item_id for update;
+    perform set_config('lock_timeout', v_timeout, true);
+    perform public.lease_one_inbox_item(v_item_id, p_lease_seconds, p_lease_token, p_wake_id);
+  end if;
+exception when lock_not_available then
+  null; -- whoever holds it that long is at work on it
+end
+$$;
+
+COMMENT ON FUNCTION public.lease_busy_inbox_item(p_agent_id uuid, p_lease_seconds integer, p_lease_token uuid, p_wake_id uuid) IS 'Leases the agent''s oldest due item although another session has it locked, if that session lets go of it within a second.';
+
 CREATE TABLE public.agent_inbox_items (
     id uuid DEFAULT gen_random_uuid() NOT NULL,
     tenant_id uuid DEFAULT '00000000-0000-0000-0000-000000000000'::uuid NOT NULL,
@@ -1943,6 +2002,11 @@ begin
       exit when v_wanted = 0;
     end loop;
     v_items := public.inbox_items_of_lease(v_agent_id, v_token);
+    if jsonb_array_length(v_items) = 0 then
+      -- An agent must not be told that its inbox is empty because a daemon stamps its item at this moment.
+      perform public.lease_busy_inbox_item(v_agent_id, v_seconds, v_token, v_wake_id);
+      v_items := public.inbox_items_of_lease(v_agent_id, v_token);
+    end if;
   end if;
   return jsonb_build_object('agent', jsonb_build_object('id', v_agent_id, 'slug', p_agent_slug), 'items', v_items);
 end
@@ -3452,6 +3516,21 @@ $$;
 
 COMMENT ON FUNCTION public.sweep_inbox(p_instance_id uuid, p_claim_limit integer, p_request uuid) IS 'One sweep of the instance''s gateway, phase by phase, each isolated: expire stale, bury spent, stop chains, settle stalled, fill the waitlist, claim up to p_claim_limit wakes, prune. One bounded call whatever the backlog.';
 
+CREATE FUNCTION public.tight_budgets(p_budgets jsonb, p_estimates jsonb, p_runs integer) RETURNS jsonb
+    LANGUAGE sql IMMUTABLE
+    SET search_path TO ''
+    AS $$
+  select coalesce(jsonb_agg(b.value order by b.ordinality), '[]')
+    from jsonb_array_elements(p_budgets) with ordinality as b
+    cross join (select coalesce(max((estimate.value ->> 'usd')::numeric), 0) as usd, coalesce(max((estimate.value ->> 'tokens')::numeric), 0) as tokens
+                  from jsonb_each(p_estimates) as estimate) as dearest
+   where b.value ->> 'error' is not null
+      or (b.value ->> 'settled_usd')::numeric + (b.value ->> 'reserved_usd')::numeric + p_runs * dearest.usd >= (b.value ->> 'cap_usd')::numeric
+      or (b.value ->> 'settled_tokens')::numeric + (b.value ->> 'reserved_tokens')::numeric + p_runs * dearest.tokens >= (b.value ->> 'cap_tokens')::numeric
+$$;
+
+COMMENT ON FUNCTION public.tight_budgets(p_budgets jsonb, p_estimates jsonb, p_runs integer) IS 'The evaluated budgets that so many runs of the dearest kind could fill: no other can have a say in a tick.';
+
 CREATE FUNCTION public.time_out_runs(p_tenant_id uuid) RETURNS jsonb
     LANGUAGE plpgsql
     SET search_path TO ''
@@ -3512,15 +3591,17 @@ CREATE FUNCTION public.waiting_workflow_groups(p_tenant_id uuid, p_estimates jso
     AS $$
   select coalesce(jsonb_agg(jsonb_build_object(
            'workflow_type', waiting.workflow_type, 'pinned', waiting.pinned_agent_id, 'agent_id', waiting.agent_id, 'department_id', waiting.department_id,
-           'due', waiting.due, 'route_priority', waiting.priority, 'slots', waiting.slots, 'usd', waiting.usd, 'tokens', waiting.tokens,
+           'due', waiting.due, 'priorities', waiting.priorities, 'route_priority', waiting.priority, 'slots', waiting.slots, 'usd', waiting.usd, 'tokens', waiting.tokens,
            'verdict', gate.verdict, 'budget_id', gate.budget_id)), '[]')
     from (
-      select queued.workflow_type, queued.pinned_agent_id, queued.due, coalesce(queued.pinned_agent_id, route.agent_id) as agent_id, profile.department_id,
+      select queued.workflow_type, queued.pinned_agent_id, queued.due, queued.priorities, coalesce(queued.pinned_agent_id, route.agent_id) as agent_id, profile.department_id,
              coalesce(route.priority, 0) as priority, coalesce(route.max_concurrent, 1) - coalesce(active.number, 0) as slots,
              public.workflow_estimate(p_estimates, queued.workflow_type, 'usd') as usd, public.workflow_estimate(p_estimates, queued.workflow_type, 'tokens') as tokens
-        from (select run.workflow_type, run.pinned_agent_id, count(*) as due from public.workflow_runs as run
-               where run.tenant_id = p_tenant_id and run.status = 'queued' and (run.next_attempt_at is null or run.next_attempt_at <= now())
-               group by run.workflow_type, run.pinned_agent_id) as queued
+        from (select level.workflow_type, level.pinned_agent_id, sum(level.due) as due, jsonb_agg(level.priority) as priorities
+                from (select run.workflow_type, run.pinned_agent_id, run.priority, count(*) as due from public.workflow_runs as run
+                       where run.tenant_id = p_tenant_id and run.status = 'queued' and (run.next_attempt_at is null or run.next_attempt_at <= now())
+                       group by run.workflow_type, run.pinned_agent_id, run.priority) as level
+               group by level.workflow_type, level.pinned_agent_id) as queued
         left join public.workflow_agent_routing as route on route.tenant_id = p_tenant_id and route.workflow_type = queued.workflow_type
         left join public.agent_profiles as profile on profile.tenant_id = p_tenant_id and profile.agent_id = coalesce(queued.pinned_agent_id, route.agent_id)
         left join (select run.workflow_type, count(*) as number from public.workflow_runs as run
@@ -3583,13 +3664,11 @@ CREATE FUNCTION public.wake_cooldown_ends(p_state public.agent_wake_state, p_set
     SET search_path TO ''
     AS $$
 begin
-  return (
-    select case when p_state.last_end_state in ('failed', 'timed_out', 'no_progress', 'spawn_failed')
+  return case when p_state.last_end_state in ('failed', 'timed_out', 'no_progress', 'spawn_failed')
               then coalesce(p_state.last_ended_at, p_state.last_claimed_at)
               else p_state.last_claimed_at end
          + make_interval(secs => least((p_settings ->> 'max_wake_cooldown')::double precision,
-                                       (p_settings ->> 'wake_cooldown')::double precision * power(2, least(p_state.consecutive_failures, 30))))
-  );
+                                       (p_settings ->> 'wake_cooldown')::double precision * power(2, least(p_state.consecutive_failures, 30))));
 end
 $$;
 
@@ -3620,36 +3699,44 @@ declare
   v_now constant timestamptz := now();
   v_max_chain constant integer := public.wake_chain_limit(p_settings);
   v_max_per_day constant integer := coalesce((p_settings ->> 'max_wakes_per_day')::integer, 0);
+  v_facts record;
   v_state public.agent_wake_state;
   v_until timestamptz;
 begin
   blocked := '{}';
-  select * into v_state from public.agent_wake_state where agent_id = p_agent_id;
+  select state as wake_state, agent.status as agent_status, budget.status as budget_status,
+         exists (select from public.agent_wakes as wake where wake.agent_id = p_agent_id and wake.state in ('starting', 'running')) as in_flight,
+         (select max(item.leased_until) from public.agent_inbox_items as item
+           where item.agent_id = p_agent_id and item.status = 'leased' and item.leased_until > v_now) as leased_until
+    into v_facts
+    from public.agents as agent
+    left join public.agent_wake_state as state on state.agent_id = agent.id
+    left join public.agent_budgets as budget on budget.agent_id = agent.id
+   where agent.id = p_agent_id;
+  v_state := v_facts.wake_state;
 
   if v_state.consecutive_failures >= (p_settings ->> 'max_consecutive_failures')::integer then
     blocked := blocked || 'stalled'::text;
     if not p_all then return; end if;
   end if;
 
-  if exists (select from public.agent_wakes where agent_id = p_agent_id and state in ('starting', 'running')) then
+  if v_facts.in_flight then
     blocked := blocked || 'wake_in_flight'::text;
     if not p_all then return; end if;
   end if;
 
-  if exists (select from public.agents where id = p_agent_id and status in ('paused', 'hibernating')) then
+  if v_facts.agent_status in ('paused', 'hibernating') then
     blocked := blocked || 'agent_paused'::text;
     if not p_all then return; end if;
   end if;
 
-  select max(leased_until) into v_until from public.agent_inbox_items
-   where agent_id = p_agent_id and status = 'leased' and leased_until > v_now;
-  if v_until is not null then
+  if v_facts.leased_until is not null then
     blocked := blocked || 'active_lease'::text;
-    retry_at := v_until;
+    retry_at := v_facts.leased_until;
     if not p_all then return; end if;
   end if;
 
-  if public.budget_blocks(p_agent_id, v_now) then
+  if v_facts.budget_status = 'exceeded' and public.budget_blocks(p_agent_id, v_now) then
     blocked := blocked || 'budget_exceeded'::text;
     if not p_all then return; end if;
   end if;
@@ -3794,7 +3881,9 @@ CREATE FUNCTION public.workflow_estimates(p_tenant_id uuid, p_default_usd numeri
   with types as (
     select workflow_type from public.workflow_agent_routing where tenant_id = p_tenant_id
     union
-    select workflow_type from public.workflow_runs where tenant_id = p_tenant_id and status in ('queued', 'dispatched', 'claimed', 'running')
+    select workflow_type from public.workflow_runs where tenant_id = p_tenant_id and status = 'queued'
+    union
+    select workflow_type from public.workflow_runs where tenant_id = p_tenant_id and status in ('dispatched', 'claimed', 'running')
   ), reported as (
     select types.workflow_type, average.usd, average.tokens
       from types
@@ -3861,49 +3950,49 @@ $$;
 
 COMMENT ON FUNCTION public.workflow_settings(p_settings jsonb) IS 'The settings of a tick, defaults filled in.';
 
-CREATE FUNCTION public.workflow_spend(p_tenant_id uuid, p_scope text, p_scope_id text, p_since timestamp with time zone, p_estimates jsonb) RETURNS jsonb
-    LANGUAGE plpgsql STABLE
+CREATE FUNCTION public.workflow_spend(p_tenant_id uuid, p_starts timestamp with time zone[], p_estimates jsonb) RETURNS TABLE(starts_at timestamp with time zone, scope text, scope_id text, settled_usd numeric, settled_tokens numeric, reserved_usd numeric, reserved_tokens numeric)
+    LANGUAGE sql STABLE
     SET search_path TO ''
     AS $$
-declare
-  v_usd_default constant numeric := (p_estimates -> '' ->> 'usd')::numeric;
-  v_tokens_default constant numeric := (p_estimates -> '' ->> 'tokens')::numeric;
-  v_agents text[];
-  v_settled record;
-  v_lost record;
-  v_reserved record;
-begin
-  v_agents := case p_scope when 'agent' then array[p_scope_id]
-                           when 'department' then array(select agent_id from public.agent_profiles where tenant_id = p_tenant_id and department_id = p_scope_id) end;
-  -- One aggregate; the planner takes the index of the scope. What is unknown, negative or NaN counts as its estimate.
-  select sum(case when run.cost_estimate >= 0 and run.cost_estimate <> 'NaN' then run.cost_estimate
-                  else coalesce(run.reserved_usd, (p_estimates -> run.workflow_type ->> 'usd')::numeric, v_usd_default) end) as usd,
-         sum(case when num_nonnulls(run.input_tokens, run.output_tokens) > 0 and coalesce(run.input_tokens, 0) >= 0 and coalesce(run.output_tokens, 0) >= 0
-                  then coalesce(run.input_tokens, 0) + coalesce(run.output_tokens, 0)
-                  else coalesce(run.reserved_tokens, (p_estimates -> run.workflow_type ->> 'tokens')::numeric, v_tokens_default) end) as tokens
-    into v_settled
-    from public.workflow_runs as run
-   where run.tenant_id = p_tenant_id and run.accounted_at >= p_since
-     and (v_agents is null or run.owner_agent_id = any (v_agents)) and (p_scope <> 'project' or run.workflow_type = p_scope_id);
-  select sum(coalesce(claim.cost_usd, (p_estimates -> claim.workflow_type ->> 'usd')::numeric, v_usd_default)) as usd,
-         sum(coalesce(claim.tokens, (p_estimates -> claim.workflow_type ->> 'tokens')::numeric, v_tokens_default)) as tokens
-    into v_lost
-    from public.workflow_claims as claim
-   where claim.tenant_id = p_tenant_id and claim.accounted_at >= p_since
-     and (v_agents is null or claim.agent_id = any (v_agents)) and (p_scope <> 'project' or claim.workflow_type = p_scope_id);
-  select sum(coalesce(run.reserved_usd, (p_estimates -> run.workflow_type ->> 'usd')::numeric, v_usd_default)) as usd,
-         sum(coalesce(run.reserved_tokens, (p_estimates -> run.workflow_type ->> 'tokens')::numeric, v_tokens_default)) as tokens
-    into v_reserved
-    from public.workflow_runs as run
-   where run.tenant_id = p_tenant_id and run.status in ('dispatched', 'claimed', 'running') and run.accounted_at is null
-     and (v_agents is null or run.owner_agent_id = any (v_agents)) and (p_scope <> 'project' or run.workflow_type = p_scope_id);
-  return jsonb_build_object(
-    'settled_usd', coalesce(v_settled.usd, 0) + coalesce(v_lost.usd, 0), 'settled_tokens', coalesce(v_settled.tokens, 0) + coalesce(v_lost.tokens, 0),
-    'reserved_usd', coalesce(v_reserved.usd, 0), 'reserved_tokens', coalesce(v_reserved.tokens, 0));
-end
+  -- What is unknown, negative or NaN counts as its estimate. Unreported active runs belong to every running period: they will be settled in it.
+  with spent as (
+    select period.starts_at, run.owner_agent_id as agent_id, run.workflow_type,
+           sum(case when run.cost_estimate >= 0 and run.cost_estimate <> 'NaN' then run.cost_estimate
+                    else coalesce(run.reserved_usd, (p_estimates -> run.workflow_type ->> 'usd')::numeric, (p_estimates -> '' ->> 'usd')::numeric) end) as settled_usd,
+           sum(case when num_nonnulls(run.input_tokens, run.output_tokens) > 0 and coalesce(run.input_tokens, 0) >= 0 and coalesce(run.output_tokens, 0) >= 0
+                    then coalesce(run.input_tokens, 0) + coalesce(run.output_tokens, 0)
+                    else coalesce(run.reserved_tokens, (p_estimates -> run.workflow_type ->> 'tokens')::numeric, (p_estimates -> '' ->> 'tokens')::numeric) end) as settled_tokens,
+           0::numeric as reserved_usd, 0::numeric as reserved_tokens
+      from unnest(p_starts) as period (starts_at)
+      join public.workflow_runs as run on run.tenant_id = p_tenant_id and run.accounted_at >= period.starts_at
+     group by period.starts_at, run.owner_agent_id, run.workflow_type
+    union all
+    select period.starts_at, claim.agent_id, claim.workflow_type,
+           sum(coalesce(claim.cost_usd, (p_estimates -> claim.workflow_type ->> 'usd')::numeric, (p_estimates -> '' ->> 'usd')::numeric)),
+           sum(coalesce(claim.tokens, (p_estimates -> claim.workflow_type ->> 'tokens')::numeric, (p_estimates -> '' ->> 'tokens')::numeric)), 0, 0
+      from unnest(p_starts) as period (starts_at)
+      join public.workflow_claims as claim on claim.tenant_id = p_tenant_id and claim.accounted_at >= period.starts_at
+     group by period.starts_at, claim.agent_id, claim.workflow_type
+    union all
+    select period.starts_at, run.owner_agent_id, run.workflow_type, 0, 0,
+           sum(coalesce(run.reserved_usd, (p_estimates -> run.workflow_type ->> 'usd')::numeric, (p_estimates -> '' ->> 'usd')::numeric)),
+           sum(coalesce(run.reserved_tokens, (p_estimates -> run.workflow_type ->> 'tokens')::numeric, (p_estimates -> '' ->> 'tokens')::numeric))
+      from unnest(p_starts) as period (starts_at)
+      join public.workflow_runs as run on run.tenant_id = p_tenant_id and run.status in ('dispatched', 'claimed', 'running') and run.accounted_at is null
+     group by period.starts_at, run.owner_agent_id, run.workflow_type
+  )
+  select spent.starts_at,
+         case when grouping(spent.agent_id) = 0 then 'agent' when grouping(profile.department_id) = 0 then 'department'
+              when grouping(spent.workflow_type) = 0 then 'project' else 'fleet' end,
+         case when grouping(spent.agent_id) = 0 then spent.agent_id when grouping(profile.department_id) = 0 then profile.department_id
+              when grouping(spent.workflow_type) = 0 then spent.workflow_type end,
+         sum(spent.settled_usd), sum(spent.settled_tokens), sum(spent.reserved_usd), sum(spent.reserved_tokens)
+    from spent
+    left join public.agent_profiles as profile on profile.tenant_id = p_tenant_id and profile.agent_id = spent.agent_id
+   group by grouping sets ((spent.starts_at, spent.agent_id), (spent.starts_at, profile.department_id), (spent.starts_at, spent.workflow_type), (spent.starts_at))
 $$;
 
-COMMENT ON FUNCTION public.workflow_spend(p_tenant_id uuid, p_scope text, p_scope_id text, p_since timestamp with time zone, p_estimates jsonb) IS 'What a scope has spent since a moment and what its unreported active runs reserve: {settled_usd, settled_tokens, reserved_usd, reserved_tokens}.';
+COMMENT ON FUNCTION public.workflow_spend(p_tenant_id uuid, p_starts timestamp with time zone[], p_estimates jsonb) IS 'What every agent, department, project and the fleet have spent since each of the given moments, and what their unreported active runs reserve: one aggregate per period, whatever the number of budgets.';
 
 CREATE FUNCTION public.workflow_stats(p_tenant_id uuid) RETURNS jsonb
     LANGUAGE sql STABLE
@@ -4565,6 +4654,8 @@ CREATE INDEX agent_inbox_items_completed ON public.agent_inbox_items USING btree
 
 CREATE INDEX agent_inbox_items_failed ON public.agent_inbox_items USING btree (agent_id, failed_at) WHERE (failed_at IS NOT NULL);
 
+CREATE INDEX agent_inbox_items_leased ON public.agent_inbox_items USING btree (agent_id, leased_until) WHERE (status = 'leased'::public.inbox_item_status);
+
 CREATE INDEX agent_inbox_items_open ON public.agent_inbox_items USING btree (agent_id, created_at) WHERE (status = ANY (ARRAY['pending'::public.inbox_item_status, 'failed'::public.inbox_item_status, 'leased'::public.inbox_item_status]));
 
 CREATE INDEX agent_profiles_by_department ON public.agent_profiles USING btree (tenant_id, department_id) WHERE (department_id IS NOT NULL);
@@ -4607,21 +4698,17 @@ CREATE INDEX workflow_claims_accounted ON public.workflow_claims USING btree (te
 
 CREATE INDEX workflow_claims_by_run ON public.workflow_claims USING btree (run_id, claimed_at);
 
+CREATE INDEX workflow_notifications_by_age ON public.workflow_notifications USING btree (tenant_id, created_at);
+
 CREATE INDEX workflow_notifications_due ON public.workflow_notifications USING btree (tenant_id, next_try_at) WHERE (state = ANY (ARRAY['pending'::text, 'sending'::text]));
 
 CREATE INDEX workflow_respawns_by_wake ON public.workflow_respawns USING btree (wake_id) WHERE (wake_id IS NOT NULL);
 
 CREATE INDEX workflow_run_events_by_run ON public.workflow_run_events USING btree (run_id, id);
 
-CREATE INDEX workflow_runs_accounted ON public.workflow_runs USING btree (tenant_id, accounted_at) INCLUDE (cost_estimate, reserved_usd, input_tokens, output_tokens, reserved_tokens, workflow_type) WHERE (accounted_at IS NOT NULL);
-
-CREATE INDEX workflow_runs_accounted_by_agent ON public.workflow_runs USING btree (tenant_id, owner_agent_id, accounted_at) INCLUDE (cost_estimate, reserved_usd, input_tokens, output_tokens, reserved_tokens, workflow_type) WHERE (accounted_at IS NOT NULL);
-
-CREATE INDEX workflow_runs_accounted_by_type ON public.workflow_runs USING btree (tenant_id, workflow_type, accounted_at) INCLUDE (cost_estimate, reserved_usd, input_tokens, output_tokens, reserved_tokens) WHERE (accounted_at IS NOT NULL);
+CREATE INDEX workflow_runs_accounted ON public.workflow_runs USING btree (tenant_id, accounted_at) INCLUDE (owner_agent_id, workflow_type, cost_estimate, reserved_usd, input_tokens, output_tokens, reserved_tokens) WHERE (accounted_at IS NOT NULL);
 
 CREATE INDEX workflow_runs_active ON public.workflow_runs USING btree (tenant_id, workflow_type, status) WHERE (status = ANY (ARRAY['dispatched'::text, 'claimed'::text, 'running'::text]));
-
-CREATE INDEX workflow_runs_by_status ON public.workflow_runs USING btree (tenant_id, status, workflow_type);
 
 CREATE INDEX workflow_runs_by_wake ON public.workflow_runs USING btree (wake_id) WHERE (wake_id IS NOT NULL);
 
@@ -4631,11 +4718,11 @@ CREATE INDEX workflow_runs_newest ON public.workflow_runs USING btree (tenant_id
 
 CREATE UNIQUE INDEX workflow_runs_once ON public.workflow_runs USING btree (tenant_id, request_key) WHERE (request_key IS NOT NULL);
 
-CREATE INDEX workflow_runs_queued ON public.workflow_runs USING btree (tenant_id, workflow_type, queued_at) WHERE (status = 'queued'::text);
-
-CREATE INDEX workflow_runs_queued_pinned ON public.workflow_runs USING btree (tenant_id, workflow_type, pinned_agent_id) WHERE ((status = 'queued'::text) AND (pinned_agent_id IS NOT NULL));
+CREATE INDEX workflow_runs_queued ON public.workflow_runs USING btree (tenant_id, workflow_type, priority, queued_at) WHERE (status = 'queued'::text);
 
 CREATE INDEX workflow_runs_reported ON public.workflow_runs USING btree (tenant_id, workflow_type, reported_at DESC) WHERE ((reported_at IS NOT NULL) AND (finished_at IS NOT NULL));
+
+CREATE INDEX workflow_runs_unrouted ON public.workflow_runs USING btree (tenant_id) WHERE ((status = 'queued'::text) AND (blocker_type = 'no_route'::text));
 
 CREATE TRIGGER budgets_hint AFTER UPDATE ON public.budgets FOR EACH ROW WHEN (((old.cap_usd IS DISTINCT FROM new.cap_usd) OR (old.cap_tokens IS DISTINCT FROM new.cap_tokens) OR (old.active IS DISTINCT FROM new.active) OR (old.action_on_exceed IS DISTINCT FROM new.action_on_exceed))) EXECUTE FUNCTION public.hint_workflow_rules();
 
@@ -4984,6 +5071,9 @@ GRANT ALL ON FUNCTION public.budget_frame(p_budget jsonb, p_kind text) TO servic
 REVOKE ALL ON FUNCTION public.budget_ledger(p_tenant_id uuid, p_limit integer) FROM PUBLIC;
 GRANT ALL ON FUNCTION public.budget_ledger(p_tenant_id uuid, p_limit integer) TO service_role;
 
+REVOKE ALL ON FUNCTION public.budget_periods(p_tenant_id uuid, p_now timestamp with time zone) FROM PUBLIC;
+GRANT ALL ON FUNCTION public.budget_periods(p_tenant_id uuid, p_now timestamp with time zone) TO service_role;
+
 REVOKE ALL ON FUNCTION public.budget_states(p_budgets jsonb) FROM PUBLIC;
 GRANT ALL ON FUNCTION public.budget_states(p_budgets jsonb) TO service_role;
 
@@ -5155,6 +5245,9 @@ GRANT ALL ON FUNCTION public.inbox_retry_delay(p_attempt integer) TO service_rol
 
 REVOKE ALL ON FUNCTION public.is_in_budget_scope(p_scope text, p_scope_id text, p_agent_id text, p_department_id text, p_workflow_type text) FROM PUBLIC;
 GRANT ALL ON FUNCTION public.is_in_budget_scope(p_scope text, p_scope_id text, p_agent_id text, p_department_id text, p_workflow_type text) TO service_role;
+
+REVOKE ALL ON FUNCTION public.lease_busy_inbox_item(p_agent_id uuid, p_lease_seconds integer, p_lease_token uuid, p_wake_id uuid) FROM PUBLIC;
+GRANT ALL ON FUNCTION public.lease_busy_inbox_item(p_agent_id uuid, p_lease_seconds integer, p_lease_token uuid, p_wake_id uuid) TO service_role;
 
 GRANT ALL ON TABLE public.agent_inbox_items TO service_role;
 GRANT SELECT,INSERT,DELETE,UPDATE ON TABLE public.agent_inbox_items TO authenticated;
@@ -5339,6 +5432,9 @@ GRANT ALL ON FUNCTION public.stop_workflow_run(p_run public.workflow_runs, p_err
 REVOKE ALL ON FUNCTION public.sweep_inbox(p_instance_id uuid, p_claim_limit integer, p_request uuid) FROM PUBLIC;
 GRANT ALL ON FUNCTION public.sweep_inbox(p_instance_id uuid, p_claim_limit integer, p_request uuid) TO service_role;
 
+REVOKE ALL ON FUNCTION public.tight_budgets(p_budgets jsonb, p_estimates jsonb, p_runs integer) FROM PUBLIC;
+GRANT ALL ON FUNCTION public.tight_budgets(p_budgets jsonb, p_estimates jsonb, p_runs integer) TO service_role;
+
 REVOKE ALL ON FUNCTION public.time_out_runs(p_tenant_id uuid) FROM PUBLIC;
 GRANT ALL ON FUNCTION public.time_out_runs(p_tenant_id uuid) TO service_role;
 
@@ -5399,8 +5495,8 @@ GRANT ALL ON FUNCTION public.workflow_run_json(p_run public.workflow_runs) TO se
 REVOKE ALL ON FUNCTION public.workflow_settings(p_settings jsonb) FROM PUBLIC;
 GRANT ALL ON FUNCTION public.workflow_settings(p_settings jsonb) TO service_role;
 
-REVOKE ALL ON FUNCTION public.workflow_spend(p_tenant_id uuid, p_scope text, p_scope_id text, p_since timestamp with time zone, p_estimates jsonb) FROM PUBLIC;
-GRANT ALL ON FUNCTION public.workflow_spend(p_tenant_id uuid, p_scope text, p_scope_id text, p_since timestamp with time zone, p_estimates jsonb) TO service_role;
+REVOKE ALL ON FUNCTION public.workflow_spend(p_tenant_id uuid, p_starts timestamp with time zone[], p_estimates jsonb) FROM PUBLIC;
+GRANT ALL ON FUNCTION public.workflow_spend(p_tenant_id uuid, p_starts timestamp with time zone[], p_estimates jsonb) TO service_role;
 
 REVOKE ALL ON FUNCTION public.workflow_stats(p_tenant_id uuid) FROM PUBLIC;
 GRANT ALL ON FUNCTION public.workflow_stats(p_tenant_id uuid) TO service_role;

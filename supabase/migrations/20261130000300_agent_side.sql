@@ -146,6 +146,32 @@ $$;
 comment on function public.inbox_items_of_lease(uuid, uuid) is
   'The items an agent holds under one lease token, oldest first, as the agent''s script prints them; an item''s task is laid into its context.';
 
+create or replace function public.lease_busy_inbox_item(
+  p_agent_id uuid, p_lease_seconds integer, p_lease_token uuid, p_wake_id uuid
+) returns void
+language plpgsql volatile security invoker set search_path = ''
+as $$
+declare
+  v_timeout constant text := current_setting('lock_timeout');
+  v_item_id uuid;
+begin
+  select due.id into v_item_id from public.agent_inbox_due as due
+   where due.agent_id = p_agent_id and due.due_at <= clock_timestamp()
+   order by due.created_at, due.id
+   limit 1;
+  if v_item_id is not null then
+    perform set_config('lock_timeout', '1s', true);
+    perform 1 from public.agent_inbox_items as item where item.id = v_item_id for update;
+    perform set_config('lock_timeout', v_timeout, true);
+    perform public.lease_one_inbox_item(v_item_id, p_lease_seconds, p_lease_token, p_wake_id);
+  end if;
+exception when lock_not_available then
+  null; -- whoever holds it that long is at work on it
+end
+$$;
+comment on function public.lease_busy_inbox_item(uuid, integer, uuid, uuid) is
+  'Leases the agent''s oldest due item although another session has it locked, if that session lets go of it within a second.';
+
 create or replace function public.lease_inbox_items(
   p_tenant_id uuid,
   p_agent_slug text,
@@ -187,6 +213,11 @@ begin
       exit when v_wanted = 0;
     end loop;
     v_items := public.inbox_items_of_lease(v_agent_id, v_token);
+    if jsonb_array_length(v_items) = 0 then
+      -- An agent must not be told that its inbox is empty because a daemon stamps its item at this moment.
+      perform public.lease_busy_inbox_item(v_agent_id, v_seconds, v_token, v_wake_id);
+      v_items := public.inbox_items_of_lease(v_agent_id, v_token);
+    end if;
   end if;
   return jsonb_build_object('agent', jsonb_build_object('id', v_agent_id, 'slug', p_agent_slug), 'items', v_items);
 end
@@ -429,7 +460,7 @@ begin
   foreach v_function in array array[
     'merge_inbox_context(jsonb, jsonb)', 'clean_inbox_reason(text)', 'find_inbox_agent(uuid, text)',
     'lock_inbox_lease(uuid, uuid, text[])', 'inbox_close_verdict(uuid, text)',
-    'lease_one_inbox_item(uuid, integer, uuid, uuid)', 'inbox_items_of_lease(uuid, uuid)',
+    'lease_one_inbox_item(uuid, integer, uuid, uuid)', 'lease_busy_inbox_item(uuid, integer, uuid, uuid)', 'inbox_items_of_lease(uuid, uuid)',
     'lease_inbox_items(uuid, text, integer, integer, uuid)', 'close_inbox_item(uuid, uuid, text, text)',
     'escalate_inbox_item(uuid, uuid, text)', 'inbox_overview(uuid, text)', 'find_sender_wake(uuid)',
     'inbox_post_key(text, uuid, text, timestamptz)', 'post_inbox_item(uuid, text, text, text, text, jsonb, text)'

@@ -70,6 +70,17 @@ def test_a_lease_does_not_wait_for_another_and_does_not_take_its_item(own: Inbox
     assert len(own.lease()["items"]) == 1
 
 
+def test_an_item_that_is_only_being_stamped_is_waited_for(own: Inbox, rival: Rival) -> None:
+    """The daemon's "it has started" holds the item's row while the agent asks: the inbox is not empty for that."""
+    item_id = own.seed.item()
+    stamping = own.database.connect("service_role", autocommit=False)
+    stamping.execute("update public.agent_inbox_items set last_wake_success_at = now() where id = %s", (item_id,))
+    leasing = rival.start(lambda connection: own.lease(on=connection)["items"])
+    stamping.commit()
+    [leased] = leasing.result(5)
+    assert leased["inbox_item_id"] == str(item_id)
+
+
 def test_an_item_picked_before_another_session_leased_it_is_not_leased_twice(own: Inbox) -> None:
     """The pick saw it free, the lock comes after the other's commit: only a look under the lock is safe."""
     item_id = own.seed.item()

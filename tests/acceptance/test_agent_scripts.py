@@ -358,7 +358,7 @@ def test_missing_settings_are_all_named_on_stderr(agent: Agent) -> None:
         ("hq_inbox_done",),
         ("hq_inbox_done", "not-an-id"),
         ("hq_inbox_done", "id=eq.1"),
-        ("hq_escalate", str(uuid.uuid4())),
+        ("hq_escalate", str(uuid.UUID(int=7))),
         ("hq_inbox_post", "--to", "x"),
         ("hq_inbox_post", "--to", "x", "--summary", "s", "--context", "[1]"),
         ("hq_inbox_post", "--to", "x", "--summary", "s", "--context", "{"),

@@ -441,7 +441,7 @@ def test_a_post_reaches_the_other_agent_and_says_where_it_came_from(
     assert (origin["from_agent_id"], origin["wake_id"]) == (inbox.agent_id, None)
 
 
-@pytest.mark.parametrize("task_id", ["nonsense", str(uuid.uuid4()), "'; drop table tasks"])
+@pytest.mark.parametrize("task_id", ["nonsense", str(uuid.UUID(int=7)), "'; drop table tasks"])
 def test_a_post_about_a_task_that_is_not_there_is_still_a_post(own: Inbox, task_id: str) -> None:
     own.seed.agent("bob")
     answer = own.post(p_context={"task_id": task_id})

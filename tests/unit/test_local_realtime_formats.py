@@ -214,6 +214,7 @@ def soon() -> int:
         ),
         (encoded(role="anon", exp=1), "Token has expired", None),
     ],
+    ids=range(5),  # the tokens hold the time; workers of one run must agree on names
 )
 def test_token_is_refused_in_the_real_words(token: str, at_connect: str, in_push: str | None) -> None:
     with pytest.raises(TokenRefused) as caught:

@@ -38,6 +38,8 @@ STRAYS_LIMIT: Final = 1.0
 SHUTDOWN_CAUSE: Final = "shutdown"
 # Past its deadline, ladder included, by this much: the thread that should have ended it has failed.
 OVERDUE_MARGIN: Final = 15.0
+# A process that could not be killed (one the kernel holds, say) is tried again after this.
+STOP_AGAIN_SECONDS: Final = 10.0
 
 
 @dataclass(frozen=True)
@@ -283,7 +285,8 @@ class Supervisor:
     def _abandon(self, wake: WakeProcess, cause: str) -> Ending:
         """A process nobody waits for must not go on; its end is reported even if stopping it fails."""
         try:
-            return self._ended_by_us(wake, "lost", cause)
+            self._stop_processes(wake)
+            return Ending("lost", wake.process.reap(), wake.duration_s, cause)
         except Exception:
             log.exception(
                 events.PROCESS_SURVIVED, msg=f"Cannot stop {wake.agent}", wake_id=wake.wake_id, pids=[wake.pid]
@@ -327,6 +330,11 @@ class Supervisor:
 
     def _ended_by_us(self, wake: WakeProcess, kind: EndKind, cause: str) -> Ending:
         self._stop_processes(wake)
+        while not wake.process.has_ended():
+            # Were its end reported now, its agent would be woken beside it: it keeps its slot for as long as it lives.
+            wake.deadline = time.monotonic() + STOP_AGAIN_SECONDS
+            wake.process.wait(STOP_AGAIN_SECONDS)
+            self._stop_processes(wake)
         exit_code = wake.process.reap()
         return Ending(kind, exit_code, wake.duration_s, cause)
 

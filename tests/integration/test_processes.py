@@ -20,6 +20,7 @@ from structlog.testing import capture_logs
 
 from dispatcher.agents import process as processes
 from dispatcher.agents import proctable
+from dispatcher.agents import supervisor as supervision
 from dispatcher.agents.command import child_environment
 from dispatcher.agents.output import MAX_BYTES, MAX_FILES, WakeOutput
 from dispatcher.agents.process import ManagedProcess, OrphanReaper, adopt, send_signal, spawn, stop_family
@@ -281,6 +282,42 @@ def test_a_grandchild_without_marker_whose_parent_dies_first_is_remembered(watch
     watch.supervisor.stop(wake.wake_id, "test")
     watch.ending()
     assert all(is_gone(pid) for pid in pids)
+
+
+def test_who_ignores_sigterm_is_killed_however_long_the_looking_takes(tmp_path: Path) -> None:
+    """On a machine so busy that the process table alone takes longer to read than the wait after a kill."""
+    path, wake_id = tmp_path / "pids", new_id()
+    child = spawn(sh(f"exec {stubborn(path)}"), environment(wake_id))
+    pids_in(path, 1)
+    report = stop_family(child, wake_id, term_grace=0.1, kill_wait=0.0)
+    assert report.killed == 1
+    assert child.wait(DEADLINE)
+    assert child.reap() == -signal.SIGKILL
+    child.close()
+
+
+def test_a_process_that_cannot_be_killed_keeps_its_slot_until_it_is_gone(
+    watch: Watch, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Reported as ended while it lives, its agent would be woken a second time beside it."""
+    tries: list[int] = []
+    stop = processes.stop_family
+
+    def fail_twice(process: ManagedProcess, *arguments: Any, **options: Any) -> processes.StopReport:
+        tries.append(process.pid)
+        if len(tries) <= 2:
+            return processes.StopReport(1, 1, (process.pid,))
+        return stop(process, *arguments, **options)
+
+    monkeypatch.setattr(processes, "stop_family", fail_twice)
+    monkeypatch.setattr(supervision, "STOP_AGAIN_SECONDS", 0.2)
+    wake = watch.start(["/bin/sleep", "600"], timeout_seconds=0.1)
+    wait_until(lambda: len(tries) == 2)
+    assert not watch.has_ended()
+    assert watch.supervisor.live() == [wake]
+    assert watch.ending().kind == "timed_out"
+    assert len(tries) == 3
+    assert is_gone(wake.pid)
 
 
 def test_children_born_during_the_stop_die_too(watch: Watch, tmp_path: Path) -> None:

@@ -87,7 +87,8 @@ begin
   if new.status in ('completed', 'failed', 'timed_out') then
     new.claimed_at := coalesce(new.claimed_at, new.started_at, new.finished_at, now());
   end if;
-  if new.cost_estimate >= 0 and new.cost_estimate <> 'NaN' then
+  -- A cost given before anybody worked on it is a guess of whoever queued it, not a report.
+  if new.cost_estimate >= 0 and new.cost_estimate <> 'NaN' and new.status not in ('queued', 'dispatched') then
     new.reported_at := coalesce(new.reported_at, new.finished_at, now());
     new.accounted_at := coalesce(new.accounted_at, new.reported_at);
   end if;

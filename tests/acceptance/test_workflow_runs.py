@@ -107,6 +107,13 @@ def test_a_run_from_the_operators_command_to_its_end(world: World, start_daemon:
     assert daemon.stop() == 0
 
 
+def test_a_project_without_broadcast_hints_hears_of_runs_too(world: World, start_daemon: StartDaemon) -> None:
+    world.runs.route()
+    start_daemon(REALTIME_MODE="postgres_changes").ready()
+    run = world.runs.run()
+    wait_until(lambda: world.runs.status(run) == "dispatched", 5)  # the poll alone would take 30 s
+
+
 def test_a_notification_that_fails_is_tried_again_and_undoes_nothing(world: World, start_daemon: StartDaemon) -> None:
     world.stub.order(exit_code=1)
     world.runs.route()

@@ -1,0 +1,139 @@
+"""The operator's commands for runs, routes and budgets, over the real PostgREST."""
+
+import json
+import uuid
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from dispatcher.cli.main import run_command_line
+from dispatcher.local.api import Api
+from dispatcher.local.keys import Keys
+from dispatcher.local.postgres import PostgresServer
+from tests.support.api import running_api
+from tests.support.database import Database, cloned
+from tests.support.workflows import Workflows, fresh_workflows
+
+
+@pytest.fixture(scope="module")
+def home(
+    cluster: PostgresServer, migrated_template: str, project_keys: Keys, tmp_path_factory: pytest.TempPathFactory
+) -> Iterator[tuple[Database, Api]]:
+    folder = tmp_path_factory.mktemp("api")
+    with cloned(cluster, migrated_template) as database, running_api(database, project_keys, folder) as api:
+        yield database, api
+
+
+@pytest.fixture
+def runs(home: tuple[Database, Api]) -> Iterator[Workflows]:
+    with fresh_workflows(home[0]) as workflows:
+        yield workflows
+
+
+class Terminal:
+    """Types commands; `said` is what came back."""
+
+    def __init__(self, capsys: pytest.CaptureFixture[str]) -> None:
+        self._capsys = capsys
+
+    def text(self, *arguments: str, code: int = 0) -> str:
+        found = run_command_line(arguments)
+        said = self._capsys.readouterr()
+        assert found == code, (found, said.out, said.err)
+        return said.out + said.err
+
+    def json(self, *arguments: str, code: int = 0) -> Any:
+        return json.loads(self.text(*arguments, "--json", code=code))
+
+
+@pytest.fixture
+def terminal(
+    home: tuple[Database, Api],
+    runs: Workflows,
+    monkeypatch: pytest.MonkeyPatch,
+    tmp_path: Path,
+    capsys: pytest.CaptureFixture[str],
+) -> Terminal:
+    api = home[1]
+    monkeypatch.chdir(tmp_path)
+    for name, value in {
+        "SUPABASE_URL": api.url,
+        "SUPABASE_SERVICE_ROLE_KEY": api.keys.service_role_key,
+        "GATEWAY_ID": "local",
+        "OPENCLAW_HOME": str(tmp_path),
+        "WORKFLOW_COST_ESTIMATE_USD": "0.2",
+    }.items():
+        monkeypatch.setenv(name, value)
+    return Terminal(capsys)
+
+
+def test_routing(terminal: Terminal) -> None:
+    assert terminal.json("routing", "seed")["seeded"] == 8
+    assert "0 route(s) added" in terminal.text("routing", "seed")
+    route = terminal.json("routing", "set", "code-change", "ada", "--max-concurrent", "3")["route"]
+    assert (route["agent_id"], route["max_concurrent"], route["timeout_minutes"]) == ("ada", 3, 60)
+    assert terminal.json("routing", "list")["count"] == 8
+    assert "ada" in terminal.text("routing", "list")
+    assert "no route any more" in terminal.text("routing", "remove", "code-change")
+    assert "has no route" in terminal.text("routing", "remove", "code-change", code=1)
+    terminal.text("routing", "set", "code-change", "ada", "--max-concurrent", "-1", code=2)
+
+
+def test_runs(terminal: Terminal, runs: Workflows) -> None:
+    queued = terminal.text("runs", "enqueue", "code-change")
+    assert "No route takes 'code-change' yet" in queued
+    runs.route()
+    made = terminal.json(
+        "runs", "enqueue", "code-change", "--input", '{"a": 1}', "--priority", "4", "--key", "k", "--task", "t"
+    )
+    run = made["run_id"]
+    assert terminal.json("runs", "enqueue", "code-change", "--key", "k")["run_id"] == run
+    row = runs.row(uuid.UUID(run))
+    assert (row["input_payload"], row["priority"], row["task_id"]) == ({"a": 1}, 4, "t")
+    assert row["initiator"].startswith("operator")
+    later = terminal.json("runs", "enqueue", "code-change", "--delay", "60")["run_id"]
+    assert runs.row(uuid.UUID(later))["next_attempt_at"] > row["queued_at"]
+    assert terminal.json("runs", "list", "--status", "queued", "--limit", "2")["count"] == 2
+    assert run in terminal.text("runs", "list")
+    assert terminal.json("runs", "show", run)["run"]["id"] == run
+    assert '{"a": 1}' in terminal.text("runs", "show", run)
+    assert "is cancelled" in terminal.text("runs", "cancel", run, "--reason", "enough")
+    assert "Nothing was changed" in terminal.text("runs", "retry", run, code=1)
+    failed = runs.run(status="failed")
+    assert terminal.json("runs", "retry", str(failed))["status"] == "queued"
+    assert terminal.json("runs", "stats")["by_status"]["cancelled"] == 1
+    assert "cancelled" in terminal.text("runs", "stats")
+
+
+@pytest.mark.parametrize(
+    ("arguments", "code"),
+    [
+        (("runs", "enqueue", "x", "--input", "{"), 2),
+        (("runs", "enqueue", "x", "--input", "[1]"), 2),
+        (("runs", "enqueue", " "), 1),
+        (("runs", "list", "--status", "odd"), 2),
+        (("runs", "show", str(uuid.uuid4())), 1),
+        (("runs", "cancel", str(uuid.uuid4())), 1),
+        (("runs", "show", "no-uuid"), 2),
+    ],
+)
+def test_what_is_refused(terminal: Terminal, arguments: tuple[str, ...], code: int) -> None:
+    terminal.text(*arguments, code=code)
+
+
+def test_budgets(terminal: Terminal, runs: Workflows) -> None:
+    runs.done(cost=2)
+    terminal.json("budgets", "set", "All", "--cap-usd", "1", "--period", "daily", "--action", "pause_new_runs")
+    runs.tick()
+    [budget] = terminal.json("budgets", "list")["budgets"]
+    assert (budget["name"], float(budget["settled_usd"]), budget["events"]) == ("All", 2.0, ["paused"])
+    assert "All" in terminal.text("budgets", "list")
+    [event] = terminal.json("budgets", "ledger")["events"]
+    assert event["event_kind"] == "paused"
+    assert "paused" in terminal.text("budgets", "ledger")
+    wrong = terminal.text("budgets", "set", "X", "--scope", "agent", "--timezone", "Mars/Base", code=1)
+    assert {"scope_id", "cap", "timezone"} <= set(wrong.replace(":", " ").split())
+    assert "not active any more" in terminal.text("budgets", "deactivate", "All")
+    assert "No budget" in terminal.text("budgets", "deactivate", "nobody", code=1)

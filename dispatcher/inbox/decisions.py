@@ -9,7 +9,6 @@ from uuid import UUID
 from dispatcher import events
 from dispatcher.inbox.model import Grant, Refusal, ReportResult, Verdict
 from dispatcher.logs import get_logger
-from dispatcher.runtime.backoff import jittered
 from dispatcher.runtime.wakeup import DueTimes
 
 log = get_logger(__name__)
@@ -99,8 +98,7 @@ class Decisions:
 
     def _schedule(self, agent_id: UUID, seconds: float, spread: float = 0.0) -> None:
         """Due in `seconds`, later by up to `spread` of it: agents that failed together do not return together."""
-        late = jittered(seconds, spread, self._draw) if spread else seconds
-        self._due.schedule_in(agent_id, max(late, seconds) + 0.02)
+        self._due.schedule_in(agent_id, seconds * (1 + spread * self._draw()) + 0.02)
 
 
 def gate_of(reason: str) -> str:

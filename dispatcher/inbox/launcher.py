@@ -8,7 +8,7 @@ from typing import Protocol
 from uuid import UUID
 
 from dispatcher import events
-from dispatcher.agents.command import build_argv
+from dispatcher.agents.command import build_argv, option_value
 from dispatcher.agents.supervisor import Ending, WakeProcess
 from dispatcher.errors import DispatcherError
 from dispatcher.inbox import model
@@ -184,13 +184,13 @@ _ENDINGS: dict[str, model.Ending] = {
 
 
 def _override(grant: Grant, name: str) -> str | None:
-    """The override when it is a non-empty string; another type is ignored with one warning."""
+    """The override when it can be one; what cannot is ignored with one warning. Empty is none."""
     value = getattr(grant, name)
-    if value is None or isinstance(value, str):
-        return value or None
+    if value is None or value == "" or option_value(value) is not None:
+        return option_value(value)
     log.warning(
         events.WAKE_OVERRIDE_IGNORED,
-        msg=f"Ignored {name}: not a string",
+        msg=f"Ignored {name}: {'no fit value of an option' if isinstance(value, str) else 'not a string'}",
         agent=grant.agent_slug,
         wake_id=str(grant.wake_id),
         override=name,
@@ -201,7 +201,7 @@ def _override(grant: Grant, name: str) -> str | None:
 
 def _shown_overrides(grant: Grant) -> dict[str, object]:
     names = ("model_override", "thinking_override")
-    shown = {name: value for name in names if isinstance(value := getattr(grant, name), str) and value}
+    shown = {name: value for name in names if (value := option_value(getattr(grant, name))) is not None}
     return shown | ({"blockers": len(grant.blockers)} if grant.blockers else {})
 
 

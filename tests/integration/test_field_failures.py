@@ -1,0 +1,85 @@
+"""What went wrong for others, tried on a real PostgREST. Numbers: docs/explanation/field-failures.md."""
+
+import re
+
+import pytest
+
+from dispatcher.cli.main import run_command_line
+from dispatcher.errors import RestError
+from dispatcher.local.api import Api
+from dispatcher.supabase.rest import RestClient
+from tests.support.daemon import ROOT
+from tests.support.database import Database
+from tests.support.seed import Seed
+from tests.support.waiting import wait_until
+
+EXTRA_RELATIONS = """
+    alter table agent_wakes add column rescued_by uuid references agents (id);
+    alter table agent_inbox_items add column reviewer_id uuid references agents (id);
+    alter table agent_inbox_items add column parent_task_id uuid references tasks (id);
+    alter table inbox_item_leases add column former_wake_id uuid references agent_wakes (id);
+    alter table agents add column home_gateway_id uuid references gateways (id);
+    alter table workflow_runs add column reviewer_wake_id uuid references agent_wakes (id);
+    create view wakes_of_agents as
+      select wake.*, agent.slug from agent_wakes wake join agents agent on agent.id = wake.agent_id;
+    grant all on wakes_of_agents to service_role;
+    notify pgrst, 'reload schema';
+"""
+
+
+def test_ff24_a_second_foreign_key_breaks_no_command(
+    api: Api, database: Database, seed: Seed, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Every read of a table that the operator's commands make; what the daemon asks, it asks of functions."""
+    item = seed.item("ada")
+    database.execute(
+        """insert into inbox_item_leases (item_id, tenant_id, agent_id, attempt, leased_until)
+           select id, tenant_id, agent_id, 1, now() from agent_inbox_items"""
+    )
+    database.admin.execute(EXTRA_RELATIONS)
+    wait_until(lambda: embed_is_ambiguous(api), 10)
+    settings = {"SUPABASE_URL": api.url, "SUPABASE_SERVICE_ROLE_KEY": api.keys.service_role_key, "GATEWAY_ID": "local"}
+    for name, value in settings.items():
+        monkeypatch.setenv(name, value)
+    commands = [
+        ["status", "--json"],
+        ["inbox", "list", "--json"],
+        ["inbox", "show", str(item), "--json"],
+        ["wake", "ada", "--dry-run", "--json"],
+        ["inbox", "expire", str(item), "--json"],
+        ["inbox", "requeue", str(item), "--json"],
+        ["runs", "list", "--json"],
+        ["runs", "stats", "--json"],
+        ["routing", "list", "--json"],
+        ["budgets", "list", "--json"],
+        ["budgets", "ledger", "--json"],
+    ]
+    codes = {" ".join(command): run_command_line(command) for command in commands}
+    assert {command for command, code in codes.items() if code} == set()
+    printed = capsys.readouterr()
+    assert "PGRST201" not in printed.out + printed.err
+
+
+def embed_is_ambiguous(api: Api) -> bool:
+    """Whether PostgREST has seen the new relations: from then on they do break an embed."""
+    rest = RestClient(api.url, api.keys.service_role_key)
+    try:
+        rest.select("agent_wakes", {"select": "id,agents(slug)"})
+    except RestError as error:
+        return error.code == "PGRST201"
+    finally:
+        rest.close()
+    return False
+
+
+def test_ff24_no_query_of_ours_embeds() -> None:
+    """`table(column)` in a select is an embed; the daemon and the commands ask for flat rows or call functions."""
+    sources = [*(ROOT / "dispatcher").rglob("*.py"), *(ROOT / "scripts").glob("*.py")]
+    selects = [
+        (path.name, found)
+        for path in sources
+        if "local" not in path.relative_to(ROOT).parts
+        for found in re.findall(r"""["']select["']:\s*["']([^"']*)["']""", path.read_text(encoding="utf-8"))
+    ]
+    assert selects
+    assert [one for one in selects if "(" in one[1]] == []

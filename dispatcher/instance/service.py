@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 from collections.abc import Callable, Iterable, Mapping, Sequence
@@ -27,24 +28,36 @@ class HeartbeatFile:
     def __init__(self, path: Path, clock: Clock = SYSTEM_CLOCK) -> None:
         self._path = path
         self._clock = clock
+        self._told = False
 
     def write(self, facts: Mapping[str, Any]) -> None:
-        """Writes the facts; a file that cannot be written is a warning, not an end."""
+        """Writes the facts; a file that cannot be written is one warning, not an end."""
         content = json.dumps({"ts": rfc3339_ms(self._clock.now()), "pid": os.getpid(), **facts})
         draft = self._path.with_name(f"{self._path.name}.{os.getpid()}")
         try:
             draft.write_text(content, encoding="utf-8")
             draft.replace(self._path)
+            self._told = False
         except OSError as error:
-            log.warning(
-                events.HEARTBEAT_FILE_FAILED,
-                msg=f"Could not write {self._path}: {error.strerror}",
-                path=str(self._path),
-            )
+            with contextlib.suppress(OSError):
+                draft.unlink()
+            if not self._told:
+                self._warn("write", error)
+            self._told = True
 
     def remove(self) -> None:
-        """The daemon ends in good order: nobody should read its last words as news."""
-        self._path.unlink(missing_ok=True)
+        """The daemon ends in good order: nobody should read its last words as news. As `write`, it never raises."""
+        try:
+            self._path.unlink(missing_ok=True)
+        except OSError as error:
+            self._warn("remove", error)
+
+    def _warn(self, verb: str, error: OSError) -> None:
+        log.warning(
+            events.HEARTBEAT_FILE_FAILED,
+            msg=f"Could not {verb} {self._path}: {error.strerror}",
+            path=str(self._path),
+        )
 
 
 class Heart:

@@ -52,9 +52,9 @@ def _run(wanted: Plan, directory: Path | None, *, keep: bool) -> int:
     run = ChaosRun(wanted, where)
     try:
         evidence = run.run()
-    except HarnessError as error:
+    except (HarnessError, AssertionError) as error:  # the latter from a wait that was in vain
         tell(f"the run broke down: {error}\n  everything is kept in {where}")
-        return HARNESS_FAILED
+        return 1 if run.evidence.violations else HARNESS_FAILED
     tell(summary(evidence))
     if evidence.violations:
         tell(f"{len(evidence.violations)} VIOLATIONS with seed {wanted.seed}; everything is kept in {where}")

@@ -18,6 +18,9 @@ from dispatcher.runtime.health import Health
 log = get_logger(__name__)
 
 SILENT_AFTER: Final = 3
+# How many items one call of the sweep settles at most, by step: a step that reached it has more to do.
+STEP_LIMITS: Final = {"expired": 1000, "buried": 1000, "chained": 1000, "stalled": 500}
+SOON: Final = 0.5
 SILENT_CAUSE: Final = "realtime_silent"
 
 
@@ -54,6 +57,7 @@ class Sweeper:
         self._on_swept = on_swept
         self._failures = Backoff(base=1.0, cap=degraded_interval)
         self._silence = SilenceWatch()
+        self._is_unfinished = False
         self.sweeps = 0
 
     def beat(self) -> None:
@@ -62,8 +66,9 @@ class Sweeper:
         self._failures.attempts += 1
         was_well = self._is_realtime_well()
         answer = self._store.sweep(self._claim_limit)
-        self._on_swept(time.monotonic() - started, answer.counts)
+        seconds = time.monotonic() - started
         self._failures.reset()
+        self._is_unfinished = any(answer.counts.get(step, 0) >= limit for step, limit in STEP_LIMITS.items())
         self._agents.replace(answer.agent_ids)
         self._on_broadcast_available(answer.broadcast_available)
         self._watch_for_silence(answer, was_well)
@@ -72,6 +77,7 @@ class Sweeper:
         self._settle_open_wakes(answer.open_wakes)
         self._tell(answer, time.monotonic() - started)
         self.sweeps += 1
+        self._on_swept(seconds, answer.counts)
 
     def next_interval(self) -> float:
         """Seconds to the next sweep: soon after a failed one, often while Realtime is not known to be well."""
@@ -80,6 +86,8 @@ class Sweeper:
             delay = self._failures.next_delay()
             self._failures.attempts = attempts
             return delay
+        if self._is_unfinished:
+            return SOON
         well = self._is_realtime_well() and not self._silence.is_silent
         return self._interval if well else min(self._interval, self._degraded_interval)
 

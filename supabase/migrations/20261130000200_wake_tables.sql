@@ -67,6 +67,7 @@ create unique index if not exists agent_wakes_one_live_per_agent on public.agent
 create index if not exists agent_wakes_live_by_gateway on public.agent_wakes (gateway_id) where state in ('starting', 'running');
 create index if not exists agent_wakes_by_agent on public.agent_wakes (agent_id, claimed_at desc);
 create index if not exists agent_wakes_by_request on public.agent_wakes (claim_request) where claim_request is not null;
+create index if not exists agent_wakes_by_instance on public.agent_wakes (instance_id);
 create index if not exists agent_wakes_ended on public.agent_wakes (ended_at) where ended_at is not null;
 
 create table if not exists public.agent_wake_state (
@@ -82,10 +83,12 @@ create table if not exists public.agent_wake_state (
   waitlist_path text,
   waiting_since timestamptz,
   chain_notified_at timestamptz,
+  resumed_at timestamptz,
   updated_at timestamptz not null default now(),
   constraint agent_wake_state_waiting check ((waitlisted_at is null) = (waitlist_path is null))
 );
 comment on table public.agent_wake_state is 'What the gates remember of an agent: failures in a row, stall, last wake, its place on the waitlist.';
+comment on column public.agent_wake_state.resumed_at is 'When the agent was last taken out of pause or hibernation: its waiting items grow stale from then on.';
 comment on column public.agent_wake_state.waiting_since is 'created_at of the oldest item that waits; orders agents that joined the waitlist together.';
 create index if not exists agent_wake_state_waitlist on public.agent_wake_state (waitlisted_at, waiting_since, agent_id) where waitlisted_at is not null;
 
@@ -115,24 +118,33 @@ create table if not exists public.inbox_item_origins (
   created_at timestamptz not null default now()
 );
 comment on table public.inbox_item_origins is 'Where an item came from when an agent posted it: the wake, the sender, and how long the chain of wakes has grown.';
+create index if not exists inbox_item_origins_by_wake on public.inbox_item_origins (wake_id) where wake_id is not null;
 create unique index if not exists inbox_item_origins_once on public.inbox_item_origins (tenant_id, from_agent_id, request_key) where request_key is not null;
 
+create table if not exists public.inbox_item_reopenings (
+  item_id uuid primary key references public.agent_inbox_items (id) on delete cascade,
+  tenant_id uuid not null references public.tenants (id) on delete cascade,
+  reopened_at timestamptz not null default now()
+);
+comment on table public.inbox_item_reopenings is 'When somebody set a finished item back to pending: it grows stale from then on, not from its creation.';
+
 create index if not exists agent_inbox_items_completed on public.agent_inbox_items (agent_id, completed_at) where completed_at is not null;
-create index if not exists agent_inbox_items_failed on public.agent_inbox_items (agent_id, failed_at) where failed_at is not null;
+create index if not exists agent_inbox_items_spent on public.agent_inbox_items (agent_id)
+  where status in ('pending', 'leased') and attempt_count >= max_attempts;
 create index if not exists agent_inbox_items_leased on public.agent_inbox_items (agent_id, leased_until) where status = 'leased';
 create index if not exists agent_inbox_items_open on public.agent_inbox_items (agent_id, created_at)
-  where status in ('pending', 'failed', 'leased');
+  where status in ('pending', 'failed', 'leased') and attempt_count < max_attempts;
 
 do $$
 declare
   v_table text;
 begin
   foreach v_table in array array['dispatcher_gateways', 'dispatcher_instances', 'agent_wakes', 'agent_wake_state',
-                                 'inbox_item_leases', 'inbox_item_origins'] loop
+                                 'inbox_item_leases', 'inbox_item_origins', 'inbox_item_reopenings'] loop
     execute format('alter table public.%I enable row level security', v_table);
     execute format('revoke all on public.%I from public, anon, authenticated', v_table);
     execute format('grant all on public.%I to service_role', v_table);
-    if v_table not in ('inbox_item_leases', 'dispatcher_gateways') then
+    if v_table not in ('inbox_item_leases', 'inbox_item_reopenings', 'dispatcher_gateways') then
       execute format('grant select on public.%I to authenticated', v_table);
       execute format('drop policy if exists tenant_reads on public.%I', v_table);
       execute format('create policy tenant_reads on public.%I for select to authenticated using (tenant_id = public.current_tenant_id())', v_table);

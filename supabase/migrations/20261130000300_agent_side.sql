@@ -429,7 +429,10 @@ begin
     return jsonb_build_object('applied', true, 'code', 'already', 'inbox_item_id', v_item_id, 'chain_depth', v_depth);
   end if;
 
-  v_depth := coalesce(v_wake.chain_depth + 1, 0);
+  -- Also deeper than what this wake has leased since its claim: agents that run side by side can pass work to and fro as well.
+  v_depth := coalesce(greatest(v_wake.chain_depth, (select max(origin.chain_depth) from public.inbox_item_leases as lease
+                                                      join public.inbox_item_origins as origin on origin.item_id = lease.item_id
+                                                     where lease.wake_id = v_wake.id)) + 1, 0);
   -- One statement: what looks at new items after the insert must already see where they come from.
   with posted as (
     insert into public.agent_inbox_items (tenant_id, agent_id, agent_slug, event_type, task_id, summary, context, dedup_key)

@@ -63,10 +63,10 @@ declare
   v_until timestamptz;
 begin
   blocked := '{}';
-  select state as wake_state, agent.status as agent_status, budget.status as budget_status,
+  select state as wake_state, agent.status as agent_status, agent.tenant_id, budget.status as budget_status,
          exists (select from public.agent_wakes as wake where wake.agent_id = p_agent_id and wake.state in ('starting', 'running')) as in_flight,
          (select max(item.leased_until) from public.agent_inbox_items as item
-           where item.agent_id = p_agent_id and item.status = 'leased' and item.leased_until > v_now) as leased_until
+           where item.agent_id = p_agent_id and item.tenant_id = agent.tenant_id and item.status = 'leased' and item.leased_until > v_now) as leased_until
     into v_facts
     from public.agents as agent
     left join public.agent_wake_state as state on state.agent_id = agent.id
@@ -101,15 +101,16 @@ begin
   end if;
 
   select due.id, due.chain_depth into due_item_id, chain_depth from public.agent_inbox_due as due
-   where due.agent_id = p_agent_id and due.due_at <= v_now and due.chain_depth < v_max_chain
+   where due.agent_id = p_agent_id and due.tenant_id = v_facts.tenant_id and due.due_at <= v_now and due.chain_depth < v_max_chain
    order by due.created_at limit 1;
   if due_item_id is null then
     select min(due.due_at) into v_until from public.agent_inbox_due as due
-     where due.agent_id = p_agent_id and due.due_at > v_now and due.chain_depth < v_max_chain;
+     where due.agent_id = p_agent_id and due.tenant_id = v_facts.tenant_id and due.due_at > v_now and due.chain_depth < v_max_chain;
     retry_at := coalesce(v_until, retry_at);
     blocked := blocked || case when v_until is null and exists (
                                  select from public.agent_inbox_due as due
-                                  where due.agent_id = p_agent_id and due.due_at <= v_now and due.chain_depth >= v_max_chain)
+                                  where due.agent_id = p_agent_id and due.tenant_id = v_facts.tenant_id and due.due_at <= v_now
+                                    and due.chain_depth >= v_max_chain)
                                then 'chain_limit' else 'no_actionable_work' end;
     if not p_all then return; end if;
   end if;
@@ -220,15 +221,22 @@ begin
     return jsonb_build_object('granted', false, 'agent_id', p_agent_id, 'skip_reason', 'not_local');
   end if;
   perform from public.dispatcher_gateways where gateway_id = p_instance.gateway_id for update;
+  -- Asked before under the same request: the same grant.
+  select * into v_wake from public.agent_wakes as wake
+   where wake.claim_request = p_request and wake.agent_id = p_agent_id and wake.state in ('starting', 'running');
+  if v_wake.id is not null then
+    return public.wake_grant(v_wake);
+  end if;
   insert into public.agent_wake_state (agent_id, tenant_id) values (p_agent_id, v_agent.tenant_id) on conflict do nothing;
   select coalesce(max(waitlist_path) filter (where waitlist_path = 'command'), p_path) into v_path
     from (select waitlist_path from public.agent_wake_state where agent_id = p_agent_id for update) as locked;
 
-  -- The insert trigger resets an agent at once; where a database has no trigger, the items that came by name do.
+  -- The insert trigger resets an agent at once, unless its row was locked or the database lacks the trigger: then the items do.
   if exists (select from public.agent_wake_state as state
               join public.agent_inbox_items as item on item.agent_id = state.agent_id
-             where state.agent_id = p_agent_id and state.consecutive_failures > 0 and item.id = any (p_item_ids)
-               and item.created_at > state.last_ended_at
+             where state.agent_id = p_agent_id and state.consecutive_failures > 0 and item.tenant_id = v_agent.tenant_id
+               and item.status in ('pending', 'failed') and item.attempt_count < item.max_attempts
+               and item.created_at > state.last_ended_at and item.created_at <= now()
                and not exists (select from public.inbox_item_origins as origin where origin.item_id = item.id and origin.from_agent_id = p_agent_id)) then
     perform public.reset_wake_failures(p_agent_id);
   end if;
@@ -256,9 +264,11 @@ begin
   -- item_ids: those that hints named (at most 100), else the oldest; then the ones the agent will lease first.
   select array_agg(due.id order by due.created_at), max(due.chain_depth) into v_heads, v_depth
     from (select * from public.agent_inbox_due as due
-           where due.agent_id = p_agent_id and due.due_at <= now() and due.chain_depth < v_max_chain order by due.created_at limit 100) as due;
+           where due.agent_id = p_agent_id and due.tenant_id = v_agent.tenant_id and due.due_at <= now() and due.chain_depth < v_max_chain
+           order by due.created_at limit 100) as due;
   v_items := array(select due.id from public.agent_inbox_due as due
-                    where due.agent_id = p_agent_id and due.id = any (p_item_ids) and due.due_at <= now() and due.chain_depth < v_max_chain
+                    where due.agent_id = p_agent_id and due.tenant_id = v_agent.tenant_id and due.id = any (p_item_ids)
+                      and due.due_at <= now() and due.chain_depth < v_max_chain
                     order by due.created_at limit 100);
   if cardinality(v_items) = 0 then
     v_items := v_heads[1:1];
@@ -276,7 +286,9 @@ begin
   update public.agent_wake_state
      set last_wake_id = v_wake.id, last_claimed_at = v_wake.claimed_at, waitlisted_at = null, waitlist_path = null, waiting_since = null, updated_at = now()
    where agent_id = p_agent_id;
-  update public.agent_inbox_items set last_wake_attempt_at = now() where id = any (v_items);
+  -- A stamp is not worth a wait: a row that somebody holds goes without it.
+  update public.agent_inbox_items set last_wake_attempt_at = now()
+   where id in (select item.id from public.agent_inbox_items as item where item.id = any (v_items) for update skip locked);
   return public.wake_grant(v_wake);
 end
 $$;
@@ -299,7 +311,7 @@ $$;
 comment on function public.running_instance(uuid) is 'The row of an instance; raises OD001 when it is not registered.';
 
 create or replace function public.claim_wakes(p_instance_id uuid, p_claims jsonb, p_request uuid) returns jsonb
-language plpgsql volatile set search_path = '' set lock_timeout = '8s'
+language plpgsql volatile set search_path = '' set lock_timeout = '3s'
 as $$
 declare
   v_instance constant public.dispatcher_instances := public.running_instance(p_instance_id);
@@ -307,20 +319,18 @@ declare
   v_answer jsonb;
   v_answers jsonb := '[]';
 begin
-  -- Before the look for an earlier try of this request: that one may be under way still.
+  -- Before anything else: an earlier try of this request may be under way still.
   perform from public.dispatcher_gateways where gateway_id = v_instance.gateway_id for update;
-  select jsonb_agg(public.wake_grant(wake)) into v_answer from public.agent_wakes as wake
-   where wake.claim_request = p_request and wake.state in ('starting', 'running');
-  if v_answer is not null then
-    return v_answer;
-  end if;
   for v_claim in select value from jsonb_array_elements(p_claims) loop
     begin
       v_answer := public.claim_one_wake(
         v_instance, (v_claim ->> 'agent_id')::uuid, v_claim ->> 'path',
         array(select jsonb_array_elements_text(coalesce(v_claim -> 'item_ids', '[]'))::uuid), p_request);
-    exception when query_canceled or lock_not_available or deadlock_detected or serialization_failure then
+    exception when query_canceled or deadlock_detected or serialization_failure then
       raise;
+    when lock_not_available then
+      v_answer := jsonb_build_object('granted', false, 'agent_id', v_claim ->> 'agent_id', 'skip_reason', 'busy', 'retry_in', 5,
+                                     'agent_slug', (select slug from public.agents where id = (v_claim ->> 'agent_id')::uuid));
     when others then
       v_answer := jsonb_build_object('granted', false, 'agent_id', v_claim ->> 'agent_id', 'skip_reason', 'error', 'error', sqlerrm, 'error_code', sqlstate);
     end;
@@ -333,7 +343,7 @@ comment on function public.claim_wakes(uuid, jsonb, uuid) is
   'Claims wakes for p_claims = [{agent_id, path, item_ids}]; answers one verdict per claim, in order. p_request makes a repeated call hand back the same grants. One agent whose data raises does not stop the others.';
 
 create or replace function public.claim_waiting_wakes(p_instance_id uuid, p_limit integer, p_request uuid) returns jsonb
-language plpgsql volatile set search_path = '' set lock_timeout = '8s'
+language plpgsql volatile set search_path = '' set lock_timeout = '3s'
 as $$
 declare
   v_instance constant public.dispatcher_instances := public.running_instance(p_instance_id);
@@ -364,8 +374,11 @@ begin
       v_seen := v_seen + 1;
       begin
         v_answer := public.claim_one_wake(v_instance, v_waiting.agent_id, v_waiting.waitlist_path, '{}', p_request);
-      exception when query_canceled or lock_not_available or deadlock_detected or serialization_failure then
+      exception when query_canceled or deadlock_detected or serialization_failure then
         raise;
+      when lock_not_available then
+        v_answer := jsonb_build_object('granted', false, 'agent_id', v_waiting.agent_id, 'skip_reason', 'busy', 'retry_in', 5,
+                                       'agent_slug', (select slug from public.agents where id = v_waiting.agent_id));
       when others then
         -- Off the list with it, or it would stand at its head for ever; the sweep lists it again.
         update public.agent_wake_state set waitlisted_at = null, waitlist_path = null, waiting_since = null where agent_id = v_waiting.agent_id;
@@ -380,7 +393,7 @@ begin
         return v_answers;
       end if;
     end loop;
-    exit when v_seen < v_page;
+    exit when v_seen < v_page or v_answers @? '$[*] ? (@.skip_reason == "busy")';
   end loop;
   return v_answers;
 end
@@ -409,7 +422,8 @@ begin
     return jsonb_build_object('wake_id', p_wake_id, 'applied', v_wake.state = 'running' and v_wake.claim_token = p_claim_token and v_wake.pid = p_pid,
                               'code', case when v_wake.claim_token = p_claim_token and v_wake.pid = p_pid then 'already' else 'fence_lost' end);
   end if;
-  update public.agent_inbox_items set last_wake_success_at = now() where id = any (v_wake.item_ids);
+  update public.agent_inbox_items set last_wake_success_at = now()
+   where id in (select item.id from public.agent_inbox_items as item where item.id = any (v_wake.item_ids) for update skip locked);
   return jsonb_build_object('wake_id', p_wake_id, 'applied', true, 'code', 'ok');
 end
 $$;
@@ -426,8 +440,6 @@ begin
                   where lease.wake_id = p_wake.id and lease.outcome in ('done', 'failed', 'dead_letter', 'escalated'))
       or exists (select from public.agent_inbox_items as item
                   where item.agent_id = p_wake.agent_id and item.completed_at >= p_wake.claimed_at)
-      or exists (select from public.agent_inbox_items as item
-                  where item.agent_id = p_wake.agent_id and item.failed_at >= p_wake.claimed_at and item.attempt_count > 0)
       or not exists (select from public.agent_inbox_items as item
                       where item.agent_id = p_wake.agent_id and item.status in ('pending', 'failed', 'leased') and item.attempt_count < item.max_attempts)
   );
@@ -440,7 +452,7 @@ language sql volatile set search_path = ''
 as $$
   update public.agent_inbox_items
      set status = 'dead_letter', failed_at = now(), leased_at = null, leased_until = null, updated_at = now(),
-         context = context || jsonb_build_object('last_failure_reason', p_reason)
+         context = public.merge_inbox_context(context, jsonb_build_object('last_failure_reason', p_reason))
    where id = p_item_id
 $$;
 comment on function public.give_up_item(uuid, text) is 'dead_letter with its reason.';
@@ -510,8 +522,10 @@ begin
   v_first := found;
   update public.agent_inbox_items
      set status = 'failed', failed_at = now(), updated_at = now(),
-         context = context || jsonb_build_object('last_failure_reason', 'agent_stalled')
-   where agent_id = p_agent_id and status = 'pending';
+         context = public.merge_inbox_context(context, jsonb_build_object('last_failure_reason', 'agent_stalled'))
+   where id in (select item.id from public.agent_inbox_items as item
+                 where item.agent_id = p_agent_id and item.status = 'pending' and item.attempt_count < item.max_attempts
+                 limit 500 for update skip locked);
   get diagnostics v_count = row_count;
   if v_first then
     select * into v_agent from public.agents where id = p_agent_id;
@@ -526,7 +540,7 @@ begin
 end
 $$;
 comment on function public.mark_agent_stalled(uuid) is
-  'Sets an agent''s pending items aside (failed, reason agent_stalled, attempts untouched) and tells the operator once per stall.';
+  'Sets pending items of an agent aside (failed, reason agent_stalled, attempts untouched), at most 500 a call: the sweep takes the rest. Tells the operator once per stall.';
 
 create or replace function public.wake_end_state(p_wake public.agent_wakes, p_ending text, p_exit_code integer) returns text
 language plpgsql stable set search_path = ''
@@ -553,7 +567,7 @@ declare
   v_settings jsonb;
   v_failures integer;
   v_max integer;
-  v_gates record;
+  v_released integer;
 begin
   if p_ending not in ('exited', 'timed_out', 'interrupted', 'lost', 'spawn_failed') then
     raise exception 'unknown ending %', p_ending using errcode = 'OD002';
@@ -574,8 +588,8 @@ begin
   perform set_config('dispatcher.quiet', 'on', true);
   v_state := public.wake_end_state(v_wake, p_ending, p_exit_code);
   update public.agent_wakes set state = v_state, ended_at = now(), exit_code = p_exit_code, error = left(p_error, 2000) where id = p_wake_id;
-  perform public.release_wake_leases(v_wake, v_state in ('interrupted', 'spawn_failed'), format('wake ended (%s) with the item unfinished', v_state));
-  if v_state = 'lost' then
+  v_released := public.release_wake_leases(v_wake, v_state in ('interrupted', 'spawn_failed'), format('wake ended (%s) with the item unfinished', v_state));
+  if v_state = 'lost' and v_released = 0 then
     perform public.spend_attempt_of_lost_wake(v_wake);
   end if;
 
@@ -622,7 +636,7 @@ $$;
 comment on function public.wait_for_next_wake(uuid, jsonb) is 'After a wake: puts an agent with work left on the waitlist, or says when it may be looked at again.';
 
 create or replace function public.report_wakes(p_instance_id uuid, p_reports jsonb, p_claim_limit integer, p_request uuid) returns jsonb
-language plpgsql volatile set search_path = '' set lock_timeout = '8s'
+language plpgsql volatile set search_path = '' set lock_timeout = '3s'
 as $$
 declare
   v_report jsonb;
@@ -641,7 +655,7 @@ begin
         v_answer := public.end_wake((v_report ->> 'wake_id')::uuid, (v_report ->> 'claim_token')::uuid, v_report ->> 'ending',
                                     (v_report ->> 'exit_code')::integer, v_report ->> 'error');
       end if;
-    exception when query_canceled or lock_not_available or deadlock_detected or serialization_failure then
+    exception when query_canceled or deadlock_detected or serialization_failure then
       raise;
     when others then
       v_answer := jsonb_build_object('wake_id', v_report ->> 'wake_id', 'applied', false, 'code', 'error', 'error', sqlerrm, 'error_code', sqlstate);
@@ -736,6 +750,10 @@ begin
          pid_started_at = p_pid_started_at, started_at = coalesce(started_at, now())
    where id = p_wake_id and claim_token = p_claim_token and state in ('starting', 'running')
   returning * into v_wake;
+  update public.agent_inbox_items set last_wake_success_at = v_wake.started_at
+   where id in (select item.id from public.agent_inbox_items as item
+                 where item.id = any (v_wake.item_ids) and item.last_wake_success_at is distinct from v_wake.started_at
+                   and (item.last_wake_success_at is null or item.last_wake_success_at < v_wake.claimed_at) for update skip locked);
   if v_wake.id is null then
     -- An adoption whose answer was lost is asked for again, with the token it has replaced.
     select * into v_wake from public.agent_wakes
@@ -763,8 +781,9 @@ begin
        set leased_until = now() + make_interval(secs => p_lease_seconds)
       from public.agent_wakes as wake
      where wake.id = any (p_wake_ids) and wake.instance_id = p_instance_id and wake.state in ('starting', 'running')
-       and item.agent_id = wake.agent_id and item.status = 'leased' and item.leased_at >= wake.claimed_at
-       and item.leased_until < now() + make_interval(secs => p_lease_seconds * 0.75)
+       and item.id in (select held.id from public.agent_inbox_items as held
+                        where held.agent_id = wake.agent_id and held.status = 'leased' and held.leased_at >= wake.claimed_at
+                          and held.leased_until < now() + make_interval(secs => p_lease_seconds * 0.75) for update skip locked)
     returning item.id, item.leased_until
   ), leases as (
     update public.inbox_item_leases as lease set leased_until = renewed.leased_until
@@ -778,7 +797,7 @@ comment on function public.renew_wake_leases(uuid, uuid[], integer) is
   'Prolongs the leases taken during the given live wakes of this instance, so that a lease never ends before the work. Answers how many.';
 
 create or replace function public.heartbeat_dispatcher_instance(p_instance_id uuid, p_live_wake_ids uuid[], p_nonce uuid, p_facts jsonb) returns jsonb
-language plpgsql volatile set search_path = ''
+language plpgsql volatile set search_path = '' set lock_timeout = '3s'
 as $$
 declare
   v_instance public.dispatcher_instances;
@@ -822,23 +841,31 @@ language plpgsql volatile set search_path = ''
 as $$
 declare
   v_hours constant double precision := (p_instance.settings ->> 'stale_item_age_hours')::double precision;
+  v_oldest timestamptz;
   v_count integer;
 begin
   if v_hours <= 0 then
     return 0;
   end if;
+  v_oldest := now() - make_interval(secs => v_hours * 3600);
   update public.agent_inbox_items as item
      set status = 'failed', attempt_count = greatest(item.attempt_count, item.max_attempts), failed_at = now(), updated_at = now(),
-         context = item.context || jsonb_build_object('last_failure_reason', format('stale: pending for more than %s h', v_hours))
-    from public.agents as agent
-   where agent.gateway_id = p_instance.gateway_id and agent.tenant_id = p_instance.tenant_id and agent.status not in ('paused', 'hibernating')
-     and item.agent_id = agent.id and item.status = 'pending' and item.created_at < now() - make_interval(secs => v_hours * 3600);
+         context = public.merge_inbox_context(item.context, jsonb_build_object('last_failure_reason', format('stale: pending for more than %s h', v_hours)))
+   where item.id in (
+     select stale.id from public.agents as agent
+       join public.agent_inbox_items as stale on stale.agent_id = agent.id and stale.tenant_id = agent.tenant_id
+       left join public.agent_wake_state as state on state.agent_id = agent.id
+       left join public.inbox_item_reopenings as reopening on reopening.item_id = stale.id
+      where agent.gateway_id = p_instance.gateway_id and agent.tenant_id = p_instance.tenant_id and agent.status not in ('paused', 'hibernating')
+        and stale.status = 'pending' and stale.attempt_count < stale.max_attempts and stale.created_at < v_oldest
+        and coalesce(reopening.reopened_at, '-infinity') < v_oldest and coalesce(state.resumed_at, '-infinity') < v_oldest
+      limit 1000 for update of stale skip locked);
   get diagnostics v_count = row_count;
   return v_count;
 end
 $$;
 comment on function public.expire_stale_items(public.dispatcher_instances) is
-  'Pending items older than stale_item_age_hours fail for good, reason recorded; those of paused or hibernating agents wait.';
+  'Items pending for longer than stale_item_age_hours fail for good, reason recorded, at most 1,000 a call. The age counts from the creation, the last requeue or the end of its agent''s pause; items of paused or hibernating agents wait.';
 
 create or replace function public.bury_spent_items(p_instance public.dispatcher_instances) returns integer
 language plpgsql volatile set search_path = ''
@@ -849,12 +876,17 @@ begin
   with spent as (
     update public.agent_inbox_items as item
        set status = 'dead_letter', failed_at = now(), leased_at = null, leased_until = null, updated_at = now(),
-           context = item.context || jsonb_build_object('last_failure_reason',
-             case item.status when 'leased' then 'lease expired with no attempts left' else 'no attempts left' end)
-      from public.agents as agent
-     where agent.gateway_id = p_instance.gateway_id and agent.tenant_id = p_instance.tenant_id
-       and item.agent_id = agent.id and item.attempt_count >= item.max_attempts
-       and ((item.status = 'leased' and item.leased_until < now()) or item.status = 'pending')
+           context = public.merge_inbox_context(item.context, jsonb_build_object('last_failure_reason',
+             case item.status when 'leased' then 'lease expired with no attempts left' else 'no attempts left' end))
+     where item.id in (
+       select held.id from public.agents as agent
+         join public.agent_inbox_items as held on held.agent_id = agent.id and held.tenant_id = agent.tenant_id
+        where agent.gateway_id = p_instance.gateway_id and agent.tenant_id = p_instance.tenant_id
+          and held.status in ('pending', 'leased') and held.attempt_count >= held.max_attempts
+          and (held.status = 'pending' or held.leased_until < now())
+          -- A lease that ran out while the database was away is renewed by the heartbeat of the wake that works on it.
+          and not exists (select from public.agent_wakes as wake where wake.agent_id = agent.id and wake.state in ('starting', 'running'))
+        limit 1000 for update of held skip locked)
     returning item.id
   ), leases as (
     update public.inbox_item_leases as lease set closed_at = now(), outcome = 'dead_letter'
@@ -877,16 +909,17 @@ begin
   for v_chain in
     select agent.id, agent.slug, agent.tenant_id, array_agg(item.id) as item_ids, max(origin.chain_depth) as depth
       from public.agents as agent
-      join public.agent_inbox_items as item on item.agent_id = agent.id and item.status in ('pending', 'failed') and item.attempt_count < item.max_attempts
+      join public.agent_inbox_items as item on item.agent_id = agent.id and item.tenant_id = agent.tenant_id
+                                           and item.status in ('pending', 'failed') and item.attempt_count < item.max_attempts
       join public.inbox_item_origins as origin on origin.item_id = item.id and origin.chain_depth >= v_limit
      where agent.gateway_id = p_instance.gateway_id and agent.tenant_id = p_instance.tenant_id
      group by agent.id, agent.slug, agent.tenant_id
   loop
     update public.agent_inbox_items
        set status = 'dead_letter', failed_at = now(), updated_at = now(),
-           context = context || jsonb_build_object('last_failure_reason', format('wake chain limit (%s) reached', v_limit))
-     where id = any (v_chain.item_ids);
-    v_count := v_count + cardinality(v_chain.item_ids);
+           context = public.merge_inbox_context(context, jsonb_build_object('last_failure_reason', format('wake chain limit (%s) reached', v_limit)))
+     where id in (select item.id from public.agent_inbox_items as item where item.id = any (v_chain.item_ids[1:1000]) for update skip locked);
+    v_count := v_count + cardinality(v_chain.item_ids[1:1000]);
     -- One alert per agent and hour: a ring that goes on posting must not flood the operator either.
     insert into public.agent_wake_state (agent_id, tenant_id) values (v_chain.id, v_chain.tenant_id) on conflict do nothing;
     update public.agent_wake_state set chain_notified_at = now()
@@ -917,8 +950,9 @@ begin
      where agent.gateway_id = p_instance.gateway_id and agent.tenant_id = p_instance.tenant_id
        and state.consecutive_failures >= (p_instance.settings ->> 'max_consecutive_failures')::integer
        and (state.stalled_at is null
-            or exists (select from public.agent_inbox_items as item where item.agent_id = state.agent_id and item.status = 'pending'))
-     order by state.agent_id for update of state
+            or exists (select from public.agent_inbox_items as item
+                       where item.agent_id = state.agent_id and item.status = 'pending' and item.attempt_count < item.max_attempts))
+     order by state.agent_id limit 100 for update of state skip locked
   loop
     v_count := v_count + public.mark_agent_stalled(v_agent_id);
   end loop;
@@ -939,7 +973,8 @@ declare
 begin
   for v_agent in
     select agent.id, agent.slug, oldest.created_at from public.agents as agent
-     cross join lateral (select due.created_at from public.agent_inbox_due as due where due.agent_id = agent.id order by due.created_at limit 1) as oldest
+     cross join lateral (select due.created_at from public.agent_inbox_due as due
+                          where due.agent_id = agent.id and due.tenant_id = agent.tenant_id order by due.created_at limit 1) as oldest
      where agent.gateway_id = p_instance.gateway_id and agent.tenant_id = p_instance.tenant_id
        and not exists (select from public.agent_wake_state as state where state.agent_id = agent.id and state.waitlisted_at is not null)
        and not exists (select from public.agent_wakes as wake where wake.agent_id = agent.id and wake.state in ('starting', 'running'))
@@ -973,7 +1008,7 @@ comment on function public.fill_waitlist(public.dispatcher_instances) is
   'Puts every agent of the gateway that has work and open gates on the waitlist, oldest item first; answers the refused ones with their reason.';
 
 create or replace function public.sweep_inbox(p_instance_id uuid, p_claim_limit integer, p_request uuid) returns jsonb
-language plpgsql volatile set search_path = '' set lock_timeout = '8s'
+language plpgsql volatile set search_path = '' set lock_timeout = '3s'
 as $$
 declare
   v_instance constant public.dispatcher_instances := public.running_instance(p_instance_id);
@@ -1005,13 +1040,13 @@ begin
           v_answer := v_answer || jsonb_build_object('queued', v_count);
         when 'pruned' then
           delete from public.agent_wakes where id in (
-            select id from public.agent_wakes where gateway_id = v_instance.gateway_id and ended_at < now() - interval '30 days' order by ended_at limit 1000);
+            select id from public.agent_wakes where gateway_id = v_instance.gateway_id and ended_at < now() - interval '30 days' order by ended_at limit 200);
           get diagnostics v_count = row_count;
       end case;
       if v_phase not in ('skipped', 'claims') then
         v_answer := v_answer || jsonb_build_object(v_phase, v_count);
       end if;
-    exception when query_canceled or lock_not_available or deadlock_detected or serialization_failure then
+    exception when query_canceled or deadlock_detected or serialization_failure then
       raise;
     when others then
       v_answer := jsonb_set(v_answer, '{errors}', (v_answer -> 'errors') || jsonb_build_object('phase', v_phase, 'error', sqlerrm, 'error_code', sqlstate));
@@ -1039,7 +1074,7 @@ create or replace function public.gateway_settings(p_gateway_id uuid) returns js
 language sql stable set search_path = ''
 as $$
   select settings from public.dispatcher_instances where gateway_id = p_gateway_id
-   order by (state = 'running') desc, last_heartbeat_at desc limit 1
+   order by (state = 'running' and last_heartbeat_at > now() - interval '1 minute') desc, last_heartbeat_at desc limit 1
 $$;
 comment on function public.gateway_settings(uuid) is 'The settings of the gateway''s most recent daemon; NULL when none ever ran.';
 
@@ -1129,7 +1164,7 @@ begin
   with expired as (
     update public.agent_inbox_items as item
        set status = 'failed', attempt_count = greatest(item.attempt_count, item.max_attempts), failed_at = now(), leased_until = null, updated_at = now(),
-           context = item.context || jsonb_build_object('last_failure_reason', coalesce(p_reason, 'expired by the operator'))
+           context = public.merge_inbox_context(item.context, jsonb_build_object('last_failure_reason', coalesce(p_reason, 'expired by the operator')))
       from public.agents as agent join public.gateways as gateway on gateway.id = agent.gateway_id
      where item.id = any (p_item_ids) and agent.id = item.agent_id and item.tenant_id = p_tenant_id
        and (gateway.slug = p_gateway or gateway.id::text = p_gateway) and item.status in ('pending', 'failed')

@@ -26,7 +26,7 @@ begin
     select agent.gateway_id, agent.id as agent_id, (array_agg(item.id order by item.created_at, item.id))[1:50] as item_ids,
            bool_or(origin.from_agent_id is distinct from item.agent_id) as from_outside
       from new_items as item
-      join public.agents as agent on agent.id = item.agent_id
+      join public.agents as agent on agent.id = item.agent_id and agent.tenant_id = item.tenant_id
       left join public.inbox_item_origins as origin on origin.item_id = item.id
      where item.status = 'pending'
      group by agent.gateway_id, agent.id
@@ -35,7 +35,11 @@ begin
       jsonb_build_object('agent_id', v_hint.agent_id, 'item_id', v_hint.item_ids[1])
       || case when cardinality(v_hint.item_ids) > 1 then jsonb_build_object('item_ids', v_hint.item_ids) else '{}'::jsonb end);
     if v_hint.from_outside then
-      perform public.reset_wake_failures(v_hint.agent_id);
+      -- Never a wait in somebody's insert: where the row is held, the claim that holds it sees the new item by itself.
+      perform from public.agent_wake_state where agent_id = v_hint.agent_id for update skip locked;
+      if found then
+        perform public.reset_wake_failures(v_hint.agent_id);
+      end if;
     end if;
   end loop;
   return null;
@@ -50,12 +54,16 @@ create or replace function public.note_inbox_update() returns trigger
 language plpgsql volatile security definer set search_path = ''
 as $$
 begin
+  if old.status in ('done', 'failed', 'dead_letter') and new.status = 'pending' then
+    insert into public.inbox_item_reopenings (item_id, tenant_id) values (new.id, new.tenant_id)
+    on conflict (item_id) do update set reopened_at = now();
+  end if;
   if new.status in ('done', 'failed', 'dead_letter') and coalesce(current_setting('dispatcher.quiet', true), '') <> 'on' then
     update public.agent_wakes set progressed_at = now()
-     where agent_id = new.agent_id and state in ('starting', 'running') and progressed_at is null;
+     where agent_id = new.agent_id and tenant_id = new.tenant_id and state in ('starting', 'running') and progressed_at is null;
   end if;
   if new.status in ('pending', 'failed') and coalesce(current_setting('dispatcher.quiet', true), '') <> 'on' then
-    perform public.send_gateway_hint((select gateway_id from public.agents where id = new.agent_id), 'inbox',
+    perform public.send_gateway_hint((select gateway_id from public.agents where id = new.agent_id and tenant_id = new.tenant_id), 'inbox',
                                      jsonb_build_object('agent_id', new.agent_id, 'item_id', new.id));
   end if;
   return null;
@@ -70,6 +78,10 @@ create or replace function public.hint_agent_change() returns trigger
 language plpgsql volatile security definer set search_path = ''
 as $$
 begin
+  if old.status in ('paused', 'hibernating') and new.status not in ('paused', 'hibernating') then
+    insert into public.agent_wake_state (agent_id, tenant_id, resumed_at) values (new.id, new.tenant_id, now())
+    on conflict (agent_id) do update set resumed_at = now();
+  end if;
   perform public.send_gateway_hint(new.gateway_id, 'agent', jsonb_build_object('agent_id', new.id));
   if old.gateway_id is distinct from new.gateway_id then
     perform public.send_gateway_hint(old.gateway_id, 'agent', jsonb_build_object('agent_id', new.id));

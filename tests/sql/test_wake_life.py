@@ -474,3 +474,113 @@ class TestChains:
         agent = seed.agent("ada")
         self.deep(database, seed.item("ada"), 999)
         assert dispatcher(max_wake_chain=0).claim(agent)["granted"] is True
+
+
+class TestReviewed:
+    """What a review found by experiment."""
+
+    def test_a_stall_of_a_large_inbox_is_settled_in_steps(self, database: Database, seed: Seed, dispatcher) -> None:
+        agent = seed.agent("ada")
+        database.execute(
+            """insert into agent_inbox_items (agent_id, agent_slug, event_type, dedup_key)
+               select id, slug, 'heartbeat', 'many:' || n from agents, generate_series(1, 1200) n"""
+        )
+        daemon = dispatcher(max_consecutive_failures=1)
+        assert daemon.ended(daemon.claim(agent), exit_code=1)["state"] == "failed"
+        waiting = "select count(*) from agent_inbox_items where status = 'pending'"
+        seen = [database.value(waiting)]
+        while database.value(waiting):
+            daemon.sweep()
+            seen.append(database.value(waiting))
+        assert seen == [700, 200, 0]
+        assert database.value("select count(*) from notifications where type = 'agent_stalled'") == 1
+
+    def test_ff62_a_row_somebody_holds_stops_nobody(self, database: Database, seed: Seed, dispatcher) -> None:
+        held, fine = seed.item("held"), seed.item("fine")
+        daemon = dispatcher(max_concurrent_wakes=4)
+        holder = database.connect(autocommit=False)
+        holder.execute("select from agent_inbox_items where id = %s for update", [held])
+        agents = {row["slug"]: row["id"] for row in database.rows("select slug, id from agents")}
+        answers = daemon.claims([agents["held"], agents["fine"]])
+        assert [answer["granted"] for answer in answers] == [True, True]
+        assert daemon.heartbeat(*answers)["fenced"] == []
+        assert [daemon.started(answer)["code"] for answer in answers] == ["ok", "ok"]
+        assert daemon.sweep()["errors"] == []
+        holder.rollback()
+        assert database.value("select last_wake_success_at is not null from agent_inbox_items where id = %s", [fine])
+
+    def test_an_insert_never_waits_for_a_claim(self, database: Database, seed: Seed, dispatcher) -> None:
+        agent = seed.agent("ada")
+        seed.item("ada")
+        daemon = dispatcher()
+        daemon.ended(daemon.claim(agent), exit_code=1)
+        holder = database.connect(autocommit=False)
+        holder.execute("select from agent_wake_state for update")
+        database.admin.execute("set lock_timeout = '300ms'")
+        fresh = seed.item("ada")
+        holder.rollback()
+        assert daemon.claim(agent, fresh)["granted"] is True
+        assert database.value("select consecutive_failures from agent_wake_state") == 0
+
+    @pytest.mark.parametrize("again", ["requeue", "retry", "resume"])
+    def test_what_is_brought_back_grows_stale_anew(
+        self, database: Database, seed: Seed, dispatcher, again: str
+    ) -> None:
+        old = datetime.now(UTC) - timedelta(hours=50)
+        status = "paused" if again == "resume" else "ready"
+        item = seed.item(
+            seed.agent("ada", status=status), created_at=old, status="pending" if again == "resume" else "dead_letter"
+        )
+        daemon = dispatcher()
+        if again == "requeue":
+            daemon.call(
+                "requeue_inbox_items", p_tenant_id=uuid.UUID(int=0), p_gateway="local", p_agent=None, p_item_ids=[item]
+            )
+        elif again == "retry":
+            database.execute("update agent_inbox_items set status = 'pending', attempt_count = 0")
+        else:
+            database.execute("update agents set status = 'ready'")
+        answer = daemon.sweep(limit=1)
+        assert (answer["expired"], answer["claims"][0]["granted"]) == (0, True)
+
+    def test_the_item_a_live_wake_works_on_is_not_buried(self, database: Database, seed: Seed, dispatcher) -> None:
+        agent, item = seed.agent("ada"), seed.item("ada", attempt_count=2)
+        daemon = dispatcher()
+        grant = daemon.claim(agent, item)
+        daemon.started(grant)
+        lease(database, item, grant)
+        database.execute("update agent_inbox_items set leased_until = now() - interval '1 minute'")
+        assert daemon.sweep()["buried"] == 0
+        assert daemon.heartbeat(grant)["renewed"] == 1
+        assert item_row(database, item)["status"] == "leased"
+
+    def test_another_tenants_item_wakes_nobody_and_is_not_touched(
+        self, database: Database, seed: Seed, dispatcher
+    ) -> None:
+        agent = seed.agent("ada")
+        theirs = seed.tenant("theirs")
+        item = seed.item(agent, tenant_id=theirs, created_at=datetime.now(UTC) - timedelta(hours=50))
+        daemon = dispatcher()
+        assert daemon.claim(agent, item)["skip_reason"] == "no_actionable_work"
+        answer = daemon.sweep(limit=2)
+        assert (answer["expired"], answer["claims"]) == (0, [])
+        assert item_row(database, item)["status"] == "pending"
+        assert database.value("select count(*) from realtime.messages where event = 'inbox'") == 0
+
+    def test_a_lost_wake_with_a_lease_of_the_old_function_costs_one_attempt(
+        self, database: Database, seed: Seed, dispatcher
+    ) -> None:
+        agent, item = seed.agent("ada"), seed.item("ada")
+        daemon = dispatcher()
+        grant = daemon.claim(agent, item)
+        database.execute("select lease_inbox_item(%s)", [agent])
+        daemon.ended(grant, "lost", None)
+        assert item_row(database, item)["attempt_count"] == 1
+
+    def test_a_repeated_request_is_answered_for_every_agent(self, database: Database, seed: Seed, dispatcher) -> None:
+        first, second = seed.agent("a1"), seed.agent("a2", status="paused")
+        seed.item("a1"), seed.item("a2")
+        daemon, request = dispatcher(), uuid.uuid4()
+        once, again = (daemon.claims([first, second], request=request) for _ in range(2))
+        assert once == again
+        assert [answer.get("skip_reason") for answer in again] == [None, "agent_paused"]

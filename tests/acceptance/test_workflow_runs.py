@@ -5,6 +5,7 @@ import subprocess
 import sys
 import uuid
 from collections.abc import Callable, Iterator
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -16,11 +17,14 @@ from dispatcher.local.stub import StubAgent
 from tests.acceptance.conftest import StartDaemon, settings_for
 from tests.support.daemon import PROGRAM, ROOT, base_environment
 from tests.support.database import Database
-from tests.support.waiting import wait_until
+from tests.support.waiting import wait_until as wait_for
 from tests.support.workflows import Workflows
 
 CLIENT = ROOT / "scripts" / "agent_workflow_client.py"
 QUICK = {"WORKFLOW_POLL_INTERVAL": 0.5}
+# Far beyond what anything here takes, and below the 30 s of a poll where a hint is what is waited for.
+HINTED = 20.0
+wait_until = partial(wait_for, deadline=40.0)
 
 
 class World:
@@ -75,9 +79,7 @@ def test_a_run_from_the_operators_command_to_its_end(world: World, start_daemon:
     assert world.dispatcher("routing", "seed")["seeded"] == 8
     queued = world.dispatcher("runs", "enqueue", "code-change", "--input", '{"a":1}')
     run = queued["run_id"]
-    wait_until(lambda: world.runs.status(run) == "dispatched", 5)
-    row = world.runs.row(uuid.UUID(run))
-    assert (row["dispatched_at"] - row["queued_at"]).total_seconds() < 1
+    wait_for(lambda: world.runs.status(run) == "dispatched", HINTED)
     [argv] = wait_until(world.system_events)
     assert argv[2:4] == ["--mode", "now"]
     assert option(argv, "--session-key") == "agent:code-change:main"
@@ -111,7 +113,7 @@ def test_a_project_without_broadcast_hints_hears_of_runs_too(world: World, start
     world.runs.route()
     start_daemon(REALTIME_MODE="postgres_changes").ready()
     run = world.runs.run()
-    wait_until(lambda: world.runs.status(run) == "dispatched", 5)  # the poll alone would take 30 s
+    wait_for(lambda: world.runs.status(run) == "dispatched", HINTED)
 
 
 def test_a_notification_that_fails_is_tried_again_and_undoes_nothing(world: World, start_daemon: StartDaemon) -> None:
@@ -151,7 +153,7 @@ def test_a_hard_stop_ends_the_processes_and_sends_one_frame(world: World, start_
     world.runs.done(cost=5)
     world.runs.budget(5, "hard_stop", name="All")
     [wake] = world.wakes()
-    wait_until(lambda: not psutil.pid_exists(wake["pid"]) or psutil.Process(wake["pid"]).status() == "zombie", 15)
+    wait_until(lambda: not psutil.pid_exists(wake["pid"]) or psutil.Process(wake["pid"]).status() == "zombie")
     [run] = world.database.rows("select status, last_error from workflow_runs where status <> 'completed'")
     assert run["status"] == "cancelled"
     assert run["last_error"].startswith("Budget hard stop: All (")
@@ -184,7 +186,7 @@ def listen_for_breaches(world: World) -> Callable[[], list[dict[str, Any]]]:
     def lines() -> list[Any]:
         return [json.loads(line) for line in (world.folder / "heard").read_text().splitlines()]
 
-    wait_until(lambda: any("SUBSCRIBED" in str(line) for line in lines()), 20)
+    wait_until(lambda: any("SUBSCRIBED" in str(line) for line in lines()))
     return lambda: [line for line in lines() if isinstance(line, dict)]
 
 
@@ -234,7 +236,7 @@ def orphan(world: World, start_daemon: StartDaemon, *, daemons: int = 1) -> tupl
     world.client("heartbeat", str(run), "--session", "lost")
     world.runs.shift(run, "last_heartbeat_at", 400)
     started = [start_daemon(**QUICK) for _ in range(daemons)]
-    wait_until(world.wakes, 20)
+    wait_until(world.wakes)
     return str(run), started
 
 
@@ -254,7 +256,7 @@ def test_an_orphan_is_spawned_once_by_however_many_daemons_and_restarts(
     world.runs.shift(uuid.UUID(run), "last_heartbeat_at", 400)
     three = start_daemon(**QUICK)
     three.wait_for("sweep.finished")
-    wait_until(lambda: world.database.value("select count(*) from agent_wakes where ended_at is null") == 0, 20)
+    wait_until(lambda: world.database.value("select count(*) from agent_wakes where ended_at is null") == 0)
     assert len(world.wakes()) == 1
     assert world.database.value("select count(*) from workflow_respawns") == 1
     # The new session carries on and finishes it.
@@ -268,7 +270,7 @@ def test_a_run_over_its_deadline_is_timed_out_and_its_process_stopped(world: Wor
     wait_until(lambda: world.runs.status(uuid.UUID(run)) == "timed_out")
     assert world.runs.row(uuid.UUID(run))["last_error"] == "Run exceeded timeout of 60 minutes"
     daemon.wait_for("workflow.process_stopped")
-    wait_until(lambda: not psutil.pid_exists(wake["pid"]), 15)
+    wait_until(lambda: not psutil.pid_exists(wake["pid"]))
     wait_until(lambda: world.database.value("select state from agent_wakes") == "interrupted")
     world.client("heartbeat", run, "--session", f"respawn-{wake['env']['DISPATCHER_WAKE_ID']}", code=3)
 
@@ -294,11 +296,11 @@ def test_unclaimed_and_silent_runs_are_recovered_by_the_daemon(world: World, sta
     start_daemon(**QUICK, STALE_DISPATCH_SECONDS=1, STALE_CLAIM_SECONDS=2, MAX_DISPATCH_RETRIES=1)
     wait_until(lambda: world.runs.status(claimed) == "dispatched")
     world.client("claim", str(claimed), "--session", "dies")
-    wait_until(lambda: world.runs.status(unclaimed) == "failed", 15)
+    wait_until(lambda: world.runs.status(unclaimed) == "failed")
     assert world.runs.row(unclaimed)["last_error"] == "Dispatch retries exhausted after 2 attempts"
     told = [option(argv, "--text") for argv in world.system_events()]
     assert sum(str(unclaimed) in text for text in told) == 2
-    wait_until(lambda: world.runs.row(claimed)["release_count"] == 1, 15)
+    wait_until(lambda: world.runs.row(claimed)["release_count"] == 1)
 
 
 # ------------------------------------------------------------------------------------------- many daemons
@@ -322,6 +324,6 @@ def test_four_daemons_one_slot_and_every_run_goes_out_once(world: World, start_d
                 world.runs.complete(row["id"], str(row["id"]))
         return world.runs.statuses() == {"completed": 12}
 
-    wait_until(all_done, 40)
+    wait_until(all_done)
     assert most == 1
     assert {world.runs.row(run)["dispatch_attempts"] for run in ids} == {1}

@@ -243,6 +243,13 @@ def _signal_all(rows: Sequence[ProcessRow], number: signal.Signals, process: Man
             send_signal(row.pid, row.started_at, number)
 
 
+def kill_group(process: ManagedProcess) -> None:
+    """SIGKILL to a child's group without a look at the process table: for when there is no descriptor left for it."""
+    if process.is_unreaped_child:
+        with contextlib.suppress(ProcessLookupError, PermissionError):
+            os.killpg(process.pid, signal.SIGKILL)
+
+
 def _may_signal_group(group: int, rows: Iterable[ProcessRow], process: ManagedProcess) -> bool:
     """Whether the number of the group is beyond doubt that of a group of this wake, and not our own."""
     if group in (0, os.getpgrp()):

@@ -198,7 +198,15 @@ class Supervisor:
                     output.path.unlink(missing_ok=True)
                 raise
             seconds = self._timeout_seconds if timeout_seconds is None else timeout_seconds
-            return self._watch(WakeProcess(wake_id, agent, process, seconds, output=output), on_started)
+            try:
+                wake = WakeProcess(wake_id, agent, process, seconds, output=output)
+            except Exception as error:
+                if output is not None:
+                    output.close()  # first: its descriptor may be the one the rest needs
+                    output.path.unlink(missing_ok=True)
+                self._end_unwatched(process, wake_id)
+                raise SpawnError(f"cannot watch the process: {error}") from error
+            return self._watch(wake, on_started)
 
     def adopt(
         self,
@@ -222,7 +230,12 @@ class Supervisor:
                 return None
             age = max(0.0, proctable.seconds_since_boot() - started_at)
             seconds = self._timeout_seconds if timeout_seconds is None else timeout_seconds
-            return self._watch(WakeProcess(wake_id, agent, process, seconds, age=age))
+            try:
+                wake = WakeProcess(wake_id, agent, process, seconds, age=age)
+            except Exception:
+                process.close()  # it goes on, as before; whoever is told may adopt it later
+                raise
+            return self._watch(wake)
 
     @contextlib.contextmanager
     def _reserved(self, wake_id: str) -> Iterator[None]:
@@ -263,14 +276,23 @@ class Supervisor:
         _announce(wake, on_started)
         try:
             wake.thread.start()
-        except RuntimeError as error:  # no more threads: a process nobody waits for must not stay
+        except Exception as error:  # no more threads, or no memory for one
             with self._lock:
                 del self._live[wake.wake_id]
-            self._stop_processes(wake)
-            wake.process.reap()
-            wake.close()
-            raise SpawnError("no thread left to watch the process") from error
+            self._end_unwatched(wake.process, wake.wake_id, wake.close)
+            raise SpawnError(f"no thread left to watch the process: {error}") from error
         return wake
+
+    def _end_unwatched(self, process: ManagedProcess, wake_id: str, close: Callable[[], object] | None = None) -> None:
+        """A process nobody waits for must not stay, whatever is missing for its end in good order."""
+        try:
+            processes.stop_family(process, wake_id, term_grace=self._term_grace)
+        except Exception:
+            log.exception(events.PROCESS_SURVIVED, msg="Killing a process nobody can watch", pids=[process.pid])
+            processes.kill_group(process)
+            process.wait(processes.KILL_WAIT)
+        process.reap()
+        (close or process.close)()
 
     # -- the life of one wake, in its own thread
 

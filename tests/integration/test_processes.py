@@ -60,6 +60,31 @@ def pids_in(path: Path, count: int) -> list[int]:
     return [int(line) for line in path.read_text().split()]
 
 
+@pytest.mark.parametrize("breaks", ["eventfd", "everything"])
+def test_a_process_that_cannot_be_watched_does_not_run(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, breaks: str
+) -> None:
+    def fail(*_: object) -> int:
+        raise OSError(24, "Too many open files")
+
+    spawned: list[ManagedProcess] = []
+
+    def note(*args: Any) -> ManagedProcess:
+        spawned.append(spawn(*args))
+        return spawned[-1]
+
+    monkeypatch.setattr(processes, "spawn", note)
+    monkeypatch.setattr(os, "eventfd", fail)
+    if breaks == "everything":
+        monkeypatch.setattr(proctable, "family", fail)
+    supervisor = Supervisor(lambda _wake, _ending: None, 60, output_dir=tmp_path, term_grace=TERM_GRACE)
+    wake_id = new_id()
+    with pytest.raises(SpawnError):
+        supervisor.start(wake_id, "ada", sh("exec sleep 60"), environment(wake_id))
+    assert proctable.read_row(spawned[0].pid) is None
+    assert (len(supervisor), list(tmp_path.iterdir())) == (0, [])
+
+
 class Watch:
     """A supervisor, and its endings in the order they came."""
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import queue
 import socket
 import threading
 import time
@@ -18,7 +19,7 @@ from dispatcher.agents import proctable
 from dispatcher.agents.command import child_environment, state_environment
 from dispatcher.agents.openclaw import find_executable, warn_of_affected_version
 from dispatcher.agents.openclaw_calls import OpenclawCommand
-from dispatcher.agents.process import prepare_parent
+from dispatcher.agents.process import prepare_parent, stop_strays
 from dispatcher.agents.proctable import ProcessIdentity
 from dispatcher.agents.registry import AgentRegistry, config_candidates
 from dispatcher.agents.service import SupervisionService
@@ -60,8 +61,12 @@ log = get_logger(__name__)
 
 MISSING_FUNCTION: Final = "PGRST202"
 WORKERS: Final = 2
-# What a stop may take beyond the grace: the ladder of the wakes, the last reports, the threads.
+# What a stop may take beyond the grace: the ladder of the wakes, the last reports, the threads; then, with what is
+# left of the limit, the goodbye.
 STOP_SECONDS: Final = 9.5
+STOP_LIMIT: Final = 10.0
+SHORTEST_GOODBYE: Final = 0.2
+LONGEST_GOODBYE: Final = 3.0
 # The Realtime loop turns about once a second; see RealtimeService.on_alive.
 REALTIME_TURN_SECONDS: Final = 5.0
 
@@ -78,6 +83,9 @@ class Daemon:
         self._host = Host(proctable.host_id(), socket.gethostname())
         self._health = Health()
         self._ending = threading.Event()
+        self._group: ServiceGroup | None = None
+        # SimpleQueue, because its put may be called from a signal handler that interrupted its own get.
+        self._registered: queue.SimpleQueue[Registration | BaseException | None] = queue.SimpleQueue()
         key = settings.supabase_service_role_key.get_secret_value()
         self._meter, self._serve_metrics = _meter(settings)
         self._rest = RestClient(
@@ -96,7 +104,7 @@ class Daemon:
         self._hints = Hints(self._agents, self._due)
         self._store = InboxStore(self._rest, lambda: self._instance_id, self._book)
         self._launcher = self._build_launcher()
-        self._decisions = Decisions(self._launcher.launch, self._due, on_decision=self._meter.decided)
+        self._decisions = Decisions(self._launcher.launch, self._due, on_decision=_counted(self._meter.decided))
         self._supervisor = Supervisor(
             self._on_process_end, settings.agent_process_timeout, output_dir=settings.agent_output_dir
         )
@@ -121,7 +129,7 @@ class Daemon:
             host_id=self._host.host_id,
             resolve_agent=self._registry.resolve,
             child_environment=self._child_environment,
-            on_started=self._meter.started,
+            on_started=_counted(self._meter.started),
         )
 
     def _child_environment(self, wake_id: str) -> Mapping[str, str]:
@@ -200,12 +208,10 @@ class Daemon:
         ]
         self._supervision = SupervisionService(self._supervisor, settings.shutdown_grace)
         # Stopped in reverse: first whoever finds work, then the wakes, then whoever reports and keeps leases alive.
+        finders = [*workers, *self._build_workflows(), self._sweep, self._realtime]
         return ServiceGroup(
-            [
-                *self._build_metrics(),
-                *(self._reporter, self._build_heart(), self._supervision, *workers),
-                *(*self._build_workflows(), self._sweep, self._realtime),
-            ]
+            [*self._build_metrics(), self._reporter, self._build_heart(), self._supervision, *finders],
+            stopped_first=finders,
         )
 
     def _build_metrics(self) -> list[Service]:
@@ -259,7 +265,7 @@ class Daemon:
             settle_open_wakes=self._settle_open_wakes,
             on_broadcast_available=self._on_broadcast_available,
             health=self._health,
-            on_swept=self._meter.swept,
+            on_swept=_counted(self._meter.swept),
         )
 
     def _build_adopter(self) -> Adopter:
@@ -272,6 +278,7 @@ class Daemon:
             on_adopted=self._on_adopted,
             on_lost=self._on_lost,
             on_unstarted=self._on_unstarted,
+            stop_strays=stop_strays,
             pause=time.sleep,
         )
 
@@ -336,14 +343,14 @@ class Daemon:
         self._realtime.broadcast_available = available
 
     def _on_process_end(self, process: WakeProcess, ending: Ending) -> None:
-        self._meter.process_ended(ending.kind, ending.duration_s)
         self._launcher.on_end(process, ending)
+        _counted(self._meter.process_ended)(ending.kind, ending.duration_s)
 
     def _on_result(self, result: ReportResult) -> None:
-        if result.applied and result.state is not None:
-            self._meter.ended(result.state)
         self._launcher.on_result(result)
         self._decisions.after_end(result)
+        if result.applied and result.state is not None:
+            _counted(self._meter.ended)(result.state)
 
     def _settle_open_wakes(self, rows: Sequence[Mapping[str, Any]]) -> None:
         self._adopter.settle([OpenWake.from_json(row) for row in rows])
@@ -360,6 +367,10 @@ class Daemon:
             # Whoever comes next finds it alive and adopts it.
             self._book.remove(wake.wake_id)
             return
+        except Exception:
+            # Nobody watches it: out of the book, the next heartbeat hands it to us once more.
+            self._book.remove(wake.wake_id)
+            raise
         if watched is None:
             self._reporter.put(Ended(wake.wake_id, adoption.claim_token, "exited"))
 
@@ -383,25 +394,57 @@ class Daemon:
 
     # -- the life of the daemon
 
-    def run(self) -> int:
-        """Runs until a signal or the unasked end of a service; the exit code of the process."""
-        prepare_parent()
-        registration = self._register()
-        group = self._build_services(registration)
-        with SignalCollector(lambda count: self._on_signal(group, count)):
-            self._adopter.settle(registration.open_wakes)
-            group.start()
-            self._tell_when_ready(registration)
-            ended = group.wait_for_end()
-            code = 0 if ended is None else ended.exit_code
-            self._stop(group)
-        return code
+    def run(self, is_stop_asked: Callable[[], bool] = lambda: False) -> int:
+        """Runs until a signal or the unasked end of a service; the exit code of the process.
 
-    def _on_signal(self, group: ServiceGroup, count: int) -> None:
-        if count == 1:
-            group.interrupt()
-        else:
+        `is_stop_asked` says whether a signal came before this call. Raises what the registration raises.
+        """
+        prepare_parent()
+        with SignalCollector(self._on_signal) as signals:
+            registration = None if is_stop_asked() else self._register_unless_told_to_stop()
+            if registration is None:
+                return self._end_unregistered()
+            self._group = group = self._build_services(registration)
+            if signals.count:  # before there was a group to interrupt
+                group.interrupt()
+            return self._work(group, registration)
+
+    def _work(self, group: ServiceGroup, registration: Registration) -> int:
+        self._adopter.settle(registration.open_wakes)
+        group.start()
+        self._tell_when_ready(registration)
+        ended = group.wait_for_end()
+        self._stop(group)
+        return 0 if ended is None else ended.exit_code
+
+    def _on_signal(self, count: int) -> None:
+        """In the signal handler: does only what is safe there."""
+        if count > 1:
             self._supervisor.hurry()
+        self._registered.put(None)
+        if self._group is not None and count == 1:
+            self._group.interrupt()
+
+    def _register_unless_told_to_stop(self) -> Registration | None:
+        """Registers in a thread, because a call that hangs must not hold up a stop; None when told to stop."""
+        threading.Thread(target=self._register_and_tell, name="register", daemon=True).start()
+        outcome = self._registered.get()
+        if isinstance(outcome, BaseException):
+            raise outcome
+        return outcome
+
+    def _register_and_tell(self) -> None:
+        try:
+            self._registered.put(self._register())
+        except BaseException as error:  # noqa: BLE001 - raised again by the main thread
+            self._registered.put(error)
+
+    def _end_unregistered(self) -> int:
+        """Told to stop before there was anything to stop; the registration may have come through all the same."""
+        log.info(events.DAEMON_STOPPING, msg="Stopping before the start", live_wakes=0)
+        self._sign_off(LONGEST_GOODBYE)
+        log.info(events.DAEMON_STOPPED, msg="Stopped", live_wakes=0)
+        return 0
 
     def _register(self) -> Registration:
         identity = {
@@ -434,22 +477,46 @@ class Daemon:
         )
 
     def _stop(self, group: ServiceGroup) -> None:
+        deadline = time.monotonic() + self._settings.shutdown_grace + STOP_LIMIT
         log.info(events.DAEMON_STOPPING, msg="Stopping: no new wakes", live_wakes=len(self._supervisor))
         self._ending.set()
         self._launcher.close()
         self._reporter.stop_claiming()
         self._hints.close()
         group.stop(self._settings.shutdown_grace + STOP_SECONDS)
-        self._say_goodbye()
+        self._file.remove()
+        self._sign_off(seconds_for_goodbye(deadline - time.monotonic()))
         log.info(events.DAEMON_STOPPED, msg="Stopped", live_wakes=len(self._supervisor))
 
-    def _say_goodbye(self) -> None:
-        self._file.remove()
+    def _sign_off(self, seconds: float) -> None:
+        """Tells the database; in a thread, because not every wait (that for a name server) can be cut short."""
+        goodbye = threading.Thread(target=self._say_goodbye, args=(seconds,), name="goodbye", daemon=True)
+        goodbye.start()
+        goodbye.join(seconds)
+        self._rest.close()
+
+    def _say_goodbye(self, seconds: float) -> None:
         try:
-            self._instances.stop(self._instance_id)
+            self._instances.stop(self._instance_id, seconds)
         except Exception as error:  # noqa: BLE001 - the heartbeat's silence will tell the others
             log.warning(events.INSTANCE_GONE, msg="Could not sign off", error=str(error))
-        self._rest.close()
+
+
+def seconds_for_goodbye(left: float) -> float:
+    """How long the goodbye may take when a stop has `left` seconds: a moment in any case, and never long."""
+    return min(max(left, SHORTEST_GOODBYE), LONGEST_GOODBYE)
+
+
+def _counted(count: Callable[..., None]) -> Callable[..., None]:
+    """The same call of the meter, but what it raises is logged: a number must not cost a wake its start or its end."""
+
+    def call(*facts: object) -> None:
+        try:
+            count(*facts)
+        except Exception as error:  # noqa: BLE001 - as said
+            log.warning(events.METRICS_FAILED, msg="Could not count", error=str(error))
+
+    return call
 
 
 def _meter(settings: Settings) -> tuple[Meter, Callable[..., Service] | None]:

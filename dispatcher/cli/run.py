@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
+import contextlib
 import gc
 import os
-import threading
+import queue
+from collections.abc import Callable
 
 import typer
 
 from dispatcher.config import Settings, load_settings
 from dispatcher.errors import ConfigurationPending
+from dispatcher.runtime.signals import SignalCollector
 
 ASK_AGAIN_SECONDS = 5.0
 
@@ -20,14 +23,21 @@ def command() -> None:
 
 
 def _run() -> int:
-    settings = _await_settings()
+    # SimpleQueue, because its put may be called from a signal handler that interrupted its own get.
+    told: queue.SimpleQueue[None] = queue.SimpleQueue()
+    with SignalCollector(lambda _count: told.put(None)) as signals:
+        settings = _await_settings(told)
+        return 0 if settings is None else _run_daemon(settings, lambda: signals.count > 0)
+
+
+def _run_daemon(settings: Settings, is_stop_asked: Callable[[], bool]) -> int:
     _configure_logging(settings)
     # Imported here: what only a running daemon needs costs nothing to a start that fails before.
     from dispatcher.app import Daemon
 
     daemon = Daemon(settings, os.environ)
     gc.freeze()
-    return daemon.run()
+    return daemon.run(is_stop_asked)
 
 
 def _configure_logging(settings: Settings) -> None:
@@ -41,8 +51,11 @@ def _configure_logging(settings: Settings) -> None:
     )
 
 
-def _await_settings() -> Settings:
-    """The settings; while WAIT_FOR_CONFIG is true, waits for those that are missing and says so once."""
+def _await_settings(told_to_stop: queue.SimpleQueue[None]) -> Settings | None:
+    """The settings; while WAIT_FOR_CONFIG is true, waits for those that are missing and says so once.
+
+    None when it was told to stop meanwhile.
+    """
     told = False
     while True:
         try:
@@ -51,7 +64,9 @@ def _await_settings() -> Settings:
             if not told:
                 _tell_waiting(pending)
             told = True
-            threading.Event().wait(ASK_AGAIN_SECONDS)
+            with contextlib.suppress(queue.Empty):
+                told_to_stop.get(timeout=ASK_AGAIN_SECONDS)
+                return None
 
 
 def _tell_waiting(pending: ConfigurationPending) -> None:

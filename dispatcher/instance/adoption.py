@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+import re
+from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass
 from typing import Final, Literal
 
@@ -15,6 +16,9 @@ from dispatcher.logs import get_logger
 log = get_logger(__name__)
 
 Judgement = Literal["leave", "look_here", "lost"]
+
+# What Docker and Podman call a container that was given no host name: the head of its id, which no other has.
+CONTAINER_ID: Final = re.compile(r"[0-9a-f]{12}")
 
 # A pid that is still gone at the second look: between fork and exec a child does not carry its marker yet.
 SECOND_LOOK_SECONDS: Final = 0.3
@@ -34,7 +38,16 @@ def judge(wake: OpenWake, host: Host, instance_timeout: float, is_owner_alive: b
     `is_owner_alive` is what this host knows of the owner's process; None when the owner ran elsewhere.
     A living owner keeps its wakes however silent it is, until their time is over: one that hangs ends nobody. An
     owner elsewhere is believed dead when it has been silent too long, but its child may live on there: its wake is
-    lost only after its deadline.
+    lost only after its deadline, with two exceptions, both under our own host name:
+
+    - the owner has said that it stopped, and a stop ends every child: nothing is left of its wakes;
+    - the name is a container's id. No two containers share one, a container runs in one pid namespace at a time, and
+      with a namespace the kernel ends all its processes. We run under that name in another namespace or after
+      another boot, so that container was started again and nothing of its earlier life survived.
+
+    Any other name may be borne by two hosts at once (a fixed `hostname:` in two compose projects, a cloned machine),
+    a namespace cannot be looked for from within another, and a machine id is often part of an image: nothing of
+    these tells a second host from a second life, so there the deadline decides.
     """
     silent = wake.owner_silent_for is None or wake.owner_silent_for > instance_timeout or wake.owner_stopped
     if is_owner_alive and not (silent and wake.deadline_in < 0):
@@ -43,17 +56,21 @@ def judge(wake: OpenWake, host: Host, instance_timeout: float, is_owner_alive: b
         return "look_here" if is_owner_alive is False or silent else "leave"
     if not silent:
         return "leave"
-    # The same container started again: nothing of its earlier life survived.
-    if wake.hostname == host.hostname:
-        return "lost"
-    return "lost" if wake.deadline_in < 0 else "leave"
+    return "lost" if wake.deadline_in < 0 or _has_survived_nothing(wake, host) else "leave"
+
+
+def _has_survived_nothing(wake: OpenWake, host: Host) -> bool:
+    if wake.hostname != host.hostname:
+        return False
+    return wake.owner_stopped or CONTAINER_ID.fullmatch(host.hostname) is not None
 
 
 class Adopter:
     """Settles open wakes. Made once; `settle` may be called by any thread, one at a time per wake.
 
     `adopt` is the store's call, `on_adopted` starts the supervision, `on_lost` reports the end of a wake that another
-    daemon left, `on_unstarted` that of one of our own that never had a process.
+    daemon left, `on_unstarted` that of one of our own that never had a process. Before either, `stop_strays` ends
+    what still carries the wake's marker here.
     """
 
     def __init__(
@@ -65,6 +82,7 @@ class Adopter:
         on_adopted: Callable[[OpenWake, ProcessIdentity, Adoption], None],
         on_lost: Callable[[OpenWake], None],
         on_unstarted: Callable[[OpenWake], None],
+        stop_strays: Callable[[Collection[str]], object],
         pause: Callable[[float], object],
     ) -> None:
         self._host = host
@@ -73,6 +91,7 @@ class Adopter:
         self._on_adopted = on_adopted
         self._on_lost = on_lost
         self._on_unstarted = on_unstarted
+        self._stop_strays = stop_strays
         self._pause = pause
 
     def settle(self, wakes: Sequence[OpenWake]) -> None:
@@ -118,6 +137,7 @@ class Adopter:
             agent=wake.agent_slug,
             wake_id=str(wake.wake_id),
         )
+        self._stop_strays([str(wake.wake_id)])
         self._on_unstarted(wake)
 
     def _is_owner_alive(self, wake: OpenWake) -> bool | None:
@@ -126,10 +146,15 @@ class Adopter:
         return proctable.is_alive(wake.owner_pid, wake.owner_pid_started_at)
 
     def _find(self, wake: OpenWake) -> ProcessIdentity | None:
-        if wake.pid is not None and proctable.is_alive(wake.pid, wake.pid_started_at):
-            return ProcessIdentity(wake.pid, wake.pid_started_at, self._host.host_id)
+        """The process of a wake: by its saved pid; by its marker only where no pid was saved.
+
+        Others carry the marker as well: what a dead process left running is not the wake.
+        """
+        if wake.pid is not None:
+            is_alive = proctable.is_alive(wake.pid, wake.pid_started_at)
+            return ProcessIdentity(wake.pid, wake.pid_started_at, self._host.host_id) if is_alive else None
         found = proctable.find_marked(str(wake.wake_id))
-        if not found and wake.pid is None:
+        if not found:
             self._pause(SECOND_LOOK_SECONDS)
             found = proctable.find_marked(str(wake.wake_id))
         return found[0] if found else None
@@ -156,4 +181,5 @@ class Adopter:
             wake_id=str(wake.wake_id),
             pid=wake.pid,
         )
+        self._stop_strays([str(wake.wake_id)])
         self._on_lost(wake)

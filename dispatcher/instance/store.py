@@ -85,9 +85,9 @@ class InstanceStore:
             return None
         return Adoption(UUID(answer["claim_token"]), UUID(answer["agent_id"]), float(answer["deadline_in"]))
 
-    def stop(self, instance_id: UUID) -> None:
-        """This daemon ended in good order."""
-        self._rest.rpc("stop_dispatcher_instance", {"p_instance_id": str(instance_id)}, retry=True, timeout=3.0)
+    def stop(self, instance_id: UUID, timeout: float) -> None:
+        """This daemon ended in good order. Takes `timeout` seconds at most."""
+        self._rest.rpc("stop_dispatcher_instance", {"p_instance_id": str(instance_id)}, retry=True, timeout=timeout)
 
 
 def unknown_gateway_text(gateway: str, tenant_id: UUID, known: Iterable[str]) -> str:

@@ -14,10 +14,14 @@ log = get_logger(__name__)
 
 
 class ServiceGroup:
-    """The services of a daemon. `start`, `wait_for_end` and `stop` belong to one thread: the main one."""
+    """The services of a daemon. `start`, `wait_for_end` and `stop` belong to one thread: the main one.
 
-    def __init__(self, services: Sequence[Service]) -> None:
+    Those in `stopped_first` need nothing of one another: they are asked to stop all at once, before the rest.
+    """
+
+    def __init__(self, services: Sequence[Service], *, stopped_first: Sequence[Service] = ()) -> None:
         self.services = tuple(services)
+        self._stopped_first = frozenset(stopped_first)
         self._started: list[Service] = []
         # SimpleQueue, because its put may be called from a signal handler that interrupted its own get.
         self._news: queue.SimpleQueue[Service | None] = queue.SimpleQueue()
@@ -55,16 +59,26 @@ class ServiceGroup:
         """Stops the services in reverse order within `timeout` seconds in all; returns those still running.
 
         Each is asked when those started after it have ended, because later services use earlier ones, but is
-        kept waiting for each of them no longer than that one's `stop_hold`.
+        kept waiting for each of them no longer than that one's `stop_hold`, and for all in `stopped_first` no
+        longer than the longest of theirs.
         """
         deadline = time.monotonic() + timeout
-        for service in reversed(self._started):
-            service.request_stop()
-            service.join(min(service.stop_hold, _left(deadline)))
+        for stage in self._stages():
+            for service in stage:
+                service.request_stop()
+            hold_until = min(deadline, time.monotonic() + max(service.stop_hold for service in stage))
+            for service in stage:
+                service.join(_left(hold_until))
         stuck = [service for service in self._started if not service.join(_left(deadline))]
         for service in stuck:
             log.error(events.SERVICE_STUCK, msg=f"{service.name} did not stop", service=service.name)
         return stuck
+
+    def _stages(self) -> list[list[Service]]:
+        started = list(reversed(self._started))
+        first = [service for service in started if service in self._stopped_first]
+        rest = [[service] for service in started if service not in self._stopped_first]
+        return [first, *rest] if first else rest
 
 
 def _left(deadline: float) -> float:

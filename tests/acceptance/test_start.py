@@ -119,7 +119,7 @@ def test_waiting_for_configuration_says_so_in_a_json_line(tmp_path: Path) -> Non
         assert waiting.poll() is None
     finally:
         waiting.terminate()
-        assert waiting.wait(10) in (0, -15, 143)
+        assert waiting.wait(10) == 0
         waiting.stdout.close()
 
 

@@ -9,6 +9,8 @@ from uuid import UUID, uuid4
 import pytest
 
 from dispatcher.agents import proctable
+from dispatcher.agents.command import WAKE_MARKER
+from dispatcher.agents.process import stop_strays
 from dispatcher.inbox.book import BookedWake, WakeBook
 from dispatcher.instance.adoption import Adopter, Host, judge
 from dispatcher.instance.model import Adoption, OpenWake
@@ -54,12 +56,38 @@ WAKE = OpenWake(
             None,
             "lost",
         ),
-        # The same container, started again.
-        ({"host_id": "other", "owner_silent_for": 999.0}, None, "lost"),
+        # Two hosts may share a name: silence under our own name proves no more than elsewhere.
+        ({"host_id": "boot-1/7", "owner_silent_for": 999.0}, None, "leave"),
+        ({"host_id": "boot-2/7", "owner_silent_for": 999.0}, None, "leave"),
+        ({"host_id": "boot-1/7", "owner_silent_for": 999.0, "deadline_in": -1.0}, None, "lost"),
+        # Stopped by its own word, and it ended its children first; under another name it may have been cut off.
+        ({"host_id": "boot-1/7", "owner_stopped": True}, None, "lost"),
+        ({"host_id": "boot-1/7", "hostname": "gateway-2", "owner_stopped": True}, None, "leave"),
     ],
 )
 def test_judgement(changes: dict[str, object], is_owner_alive: bool | None, judgement: str) -> None:
     assert judge(replace(WAKE, **changes), HERE, 45.0, is_owner_alive) == judgement
+
+
+CONTAINER = Host("boot-1/4026531836", "0f3c9ad41b7e")
+
+
+@pytest.mark.parametrize(
+    ("changes", "judgement"),
+    [
+        # The same container in another namespace, or after another boot: it was started again.
+        ({"host_id": "boot-1/7", "owner_silent_for": 999.0}, "lost"),
+        ({"host_id": "boot-2/7", "owner_silent_for": 999.0}, "lost"),
+        ({"host_id": "boot-1/7", "owner_silent_for": 1.0}, "leave"),
+        ({"host_id": "boot-1/7", "owner_silent_for": 999.0, "hostname": "0f3c9ad41b7f"}, "leave"),
+        ({"owner_silent_for": 999.0}, "look_here"),
+    ],
+)
+def test_a_container_that_was_started_again_does_not_wait_for_the_deadline(
+    changes: dict[str, object], judgement: str
+) -> None:
+    wake = replace(WAKE, **{"hostname": CONTAINER.hostname, **changes})
+    assert judge(wake, CONTAINER, 45.0, None) == judgement
 
 
 class Notes:
@@ -78,6 +106,7 @@ class Notes:
             on_adopted=lambda wake, process, adoption: self.adopted.append(process.pid),
             on_lost=lambda wake: self.lost.append(wake.agent_slug),
             on_unstarted=lambda wake: self.unstarted.append(wake.agent_slug),
+            stop_strays=stop_strays,
             pause=self._pause,
         )
 
@@ -118,6 +147,27 @@ def test_a_dead_owners_wake_without_a_process_is_lost(ended_pid: int) -> None:
     notes = Notes()
     notes.adopter.settle([here(owner_pid=ended_pid, owner_pid_started_at=1.0, pid=ended_pid, pid_started_at=2.0)])
     assert (notes.adopted, notes.lost) == ([], ["ada"])
+
+
+def test_what_a_dead_process_left_running_is_not_its_wake_and_is_stopped(ended_pid: int) -> None:
+    wake = here(owner_pid=ended_pid, owner_pid_started_at=1.0, pid=ended_pid, pid_started_at=2.0)
+    stray = subprocess.Popen(["sleep", "60"], env=os.environ | {WAKE_MARKER: str(wake.wake_id)})
+    notes = Notes()
+    notes.adopter.settle([wake])
+    assert (notes.adopted, notes.lost) == ([], ["ada"])
+    assert stray.wait(10) < 0
+
+
+def test_a_wake_whose_pid_was_never_saved_is_found_by_its_marker(ended_pid: int) -> None:
+    wake = here(owner_pid=ended_pid, owner_pid_started_at=1.0)
+    child = subprocess.Popen(["sleep", "60"], env=os.environ | {WAKE_MARKER: str(wake.wake_id)})
+    try:
+        notes = Notes()
+        notes.adopter.settle([wake])
+        assert (notes.adopted, notes.lost) == ([child.pid], [])
+    finally:
+        child.kill()
+        child.wait()
 
 
 def test_one_wake_that_raises_does_not_stop_the_others() -> None:

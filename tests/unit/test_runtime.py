@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import signal
 import threading
+import time
 from collections.abc import Callable
 from datetime import UTC, datetime
 
@@ -439,6 +440,27 @@ def test_a_stuck_service_is_named_and_does_not_hold_up_the_rest() -> None:
     assert not other.is_alive
     stuck.go.set()
     assert stuck.join(DEADLINE)
+
+
+def test_those_stopped_first_are_asked_together_and_share_one_hold() -> None:
+    class Stuck(Waiting):
+        def request_stop(self) -> None:
+            self.stopping.set()
+
+    stuck = [Stuck(f"stuck-{number}") for number in range(6)]
+    used = Waiting("used")
+    group = ServiceGroup([used, *stuck], stopped_first=stuck)
+    group.start()
+    stopper = threading.Thread(target=group.stop, args=(DEADLINE,))
+    started = time.monotonic()
+    stopper.start()
+    assert used.stopping.wait(DEADLINE)
+    # One hold of 0.5 s, not six.
+    assert 0.4 < time.monotonic() - started < 2.0
+    for service in stuck:
+        service.go.set()
+    stopper.join(DEADLINE)
+    assert not used.is_alive
 
 
 def test_those_a_service_uses_go_on_until_it_has_ended() -> None:

@@ -240,9 +240,6 @@ class Settings(BaseSettings):
     max_concurrent_wakes: Whole = _whole(2, 1, 1_000, "live wakes on this gateway")
     agent_process_timeout: Whole = _whole(300, 1, 86_400, "time a woken agent may run", unit="s")
     stale_item_age_hours: Whole = _whole(24, 0, 87_600, "age at which pending items expire; 0: never", unit="h")
-    item_retry_delay: Whole = _whole(
-        30, 0, 86_400, "delay before a failed item is tried again; grows per attempt", unit="s"
-    )
     max_wake_chain: Whole = _whole(6, 0, 1_000, "how many agents may wake one another in a row; 0: no limit")
     max_wakes_per_day: Whole = _whole(0, 0, 100_000, "wakes of one agent per day; 0: no limit")
     lease_seconds: Whole = _whole(120, 30, 3_600, "length of an item's lease and of each renewal", unit="s")

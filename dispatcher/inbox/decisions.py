@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import random
-from collections.abc import Callable, Collection, Iterable
+from collections.abc import Callable, Collection, Sequence
 from uuid import UUID
 
 from dispatcher import events
@@ -32,16 +32,17 @@ class Decisions:
         self._draw = draw
         self._on_decision = on_decision
 
-    def act_on(self, verdicts: Iterable[Verdict], *, untold: Collection[str] = ()) -> None:
+    def act_on(self, verdicts: Sequence[Verdict], *, untold: Collection[str] = ()) -> None:
         """Starts what was granted; logs and schedules what was refused. Reasons in `untold` are not logged."""
         for verdict in verdicts:
             if isinstance(verdict, Grant):
                 self._due.cancel(verdict.agent_id)
-                self._on_decision("granted")
                 self._launch(verdict)
             else:
-                self._on_decision(gate_of(verdict.reason))
                 self._refused(verdict, untold)
+        # Last: what cannot be counted must not keep a grant from its start.
+        for verdict in verdicts:
+            self._on_decision("granted" if isinstance(verdict, Grant) else gate_of(verdict.reason))
 
     def after_end(self, result: ReportResult) -> None:
         """A wake ended: its agent is due again when its gates will have opened."""

@@ -10,7 +10,7 @@ from uuid import UUID
 from dispatcher import events
 from dispatcher.agents.command import build_argv, option_value
 from dispatcher.agents.supervisor import Ending, WakeProcess
-from dispatcher.errors import DispatcherError
+from dispatcher.errors import DispatcherError, ShuttingDown
 from dispatcher.inbox import model
 from dispatcher.inbox.book import WakeBook
 from dispatcher.inbox.message import wake_message, wake_reason
@@ -71,10 +71,12 @@ class Launcher:
     def launch(self, grant: Grant) -> None:
         """Starts the process of a grant; a spawn that fails is reported as such and never raises."""
         if not self._open:
-            self._report(Ended(grant.wake_id, grant.claim_token, "interrupted", error="the daemon is stopping"))
+            self._hand_back(grant)
             return
         try:
             self._spawn(grant)
+        except ShuttingDown:
+            self._hand_back(grant)
         except Exception as error:  # noqa: BLE001 - whatever is wrong with one agent's spawn concerns that agent alone
             self._refuse(grant, error)
 
@@ -101,6 +103,9 @@ class Launcher:
             on_started=lambda child: self._note_start(grant, child),
         )
 
+    def _hand_back(self, grant: Grant) -> None:
+        self._report(Ended(grant.wake_id, grant.claim_token, "interrupted", error="the daemon is stopping"))
+
     def _refuse(self, grant: Grant, error: Exception) -> None:
         log.error(
             events.WAKE_SPAWN_FAILED,
@@ -121,8 +126,6 @@ class Launcher:
                 error=grant.blockers_error,
             )
         age_s = _age_s(grant.item_created_at)
-        if age_s is not None:
-            self._on_started(grant.path, age_s)
         log.info(
             events.WAKE_STARTED,
             msg=f"Woke {grant.agent_slug}",
@@ -135,6 +138,8 @@ class Launcher:
             item_age_ms=None if age_s is None else round(age_s * 1000, 1),
             **_shown_overrides(grant),
         )
+        if age_s is not None:
+            self._on_started(grant.path, age_s)
 
     def on_end(self, process: WakeProcess, ending: Ending) -> None:
         """The process is gone: report how. Called by its waiter thread."""

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import threading
 import time
+from collections import Counter
 from collections.abc import Callable
 from typing import Final
 
@@ -17,7 +18,7 @@ from dispatcher.inbox.book import WakeBook
 from dispatcher.inbox.model import Ended, Report, ReportAnswer, ReportResult, Verdict
 from dispatcher.inbox.store import InboxStore
 from dispatcher.logs import get_logger
-from dispatcher.runtime.backoff import Backoff
+from dispatcher.runtime.backoff import Backoff, exponential, jittered
 from dispatcher.runtime.health import LoopHealth
 from dispatcher.runtime.service import Service
 
@@ -25,6 +26,9 @@ log = get_logger(__name__)
 
 MAX_REPORTS_PER_CALL: Final = 100
 FLUSH_SECONDS: Final = 6.0
+# A report the database answers with an error rests this long, doubled each time; at a stop it is tried this often.
+REFUSED_SECONDS: Final = 0.5
+LONGEST_REST: Final = 60.0
 
 
 class Reporter(Service):
@@ -50,6 +54,9 @@ class Reporter(Service):
         self._backoff = Backoff(base=0.5, cap=5.0)
         self._changed = threading.Condition()
         self._reports: list[Report] = []
+        # By due time on the monotonic clock: what was refused while the calls as such work.
+        self._resting: list[tuple[float, Report]] = []
+        self._refusals: Counter[Report] = Counter()
         self._claiming = True
 
     def put(self, report: Report) -> None:
@@ -74,15 +81,31 @@ class Reporter(Service):
         while True:
             if self.stopping.is_set():
                 flush_until = flush_until or time.monotonic() + FLUSH_SECONDS
-                if not self._reports or time.monotonic() > flush_until:
+                if not (self._reports or self._resting) or time.monotonic() > flush_until:
                     return
             self._send(self._take())
 
     def _take(self) -> list[Report]:
         with self._changed:
-            self._changed.wait_for(lambda: self._reports or self.stopping.is_set())
+            is_stopping = self.stopping.is_set()
+            self._changed.wait_for(
+                lambda: self._reports or self.stopping.is_set() != is_stopping, self._seconds_of_rest(is_stopping)
+            )
+            self._end_rests(everyone=self.stopping.is_set())
             taken, self._reports = self._reports[:MAX_REPORTS_PER_CALL], self._reports[MAX_REPORTS_PER_CALL:]
             return taken
+
+    def _seconds_of_rest(self, is_stopping: bool) -> float | None:
+        """How long to wait for a new report: until the first refused one is due, None when none was refused."""
+        if not self._resting:
+            return 0.0 if is_stopping else None
+        seconds = max(0.0, min(due for due, _report in self._resting) - time.monotonic())
+        return min(seconds, REFUSED_SECONDS) if is_stopping else seconds
+
+    def _end_rests(self, *, everyone: bool) -> None:
+        now = time.monotonic()
+        self._reports += [report for due, report in self._resting if everyone or due <= now]
+        self._resting = [(due, report) for due, report in self._resting if not everyone and due > now]
 
     def _send(self, reports: list[Report]) -> None:
         if not reports:
@@ -122,11 +145,39 @@ class Reporter(Service):
             self.stopping.wait(delay)
 
     def _settle(self, answer: ReportAnswer, reports: list[Report]) -> None:
-        refused = [report for report, result in zip(reports, answer.results, strict=True) if result.code == "error"]
-        if refused:
-            self._keep(refused, DispatcherError(answer.results[0].error or "the report was refused"))
+        """Results and grants first: whoever was granted a wake does not wait for a report that was refused."""
         for result in answer.results:
             if result.report == "ended" and result.code != "error":
                 self._book.remove(result.wake_id)
-            self._on_result(result)
+            self._hand_on(result)
         self._on_verdicts(answer.verdicts)
+        for report, result in zip(reports, answer.results, strict=True):
+            if result.code == "error":
+                self._let_rest(report, result.error or "the report was refused")
+            else:
+                self._refusals.pop(report, None)
+
+    def _hand_on(self, result: ReportResult) -> None:
+        try:
+            self._on_result(result)
+        except Exception as error:  # the other results and the grants of this answer must not be lost with it
+            log.error(
+                events.WAKE_END_UNREPORTED,
+                msg="Could not act on the answer to a report",
+                wake_id=str(result.wake_id),
+                exc_info=error,
+            )
+
+    def _let_rest(self, report: Report, error: str) -> None:
+        """The call worked and this report did not: it alone is tried again, later each time."""
+        self._refusals[report] += 1
+        delay = jittered(exponential(self._refusals[report], REFUSED_SECONDS, LONGEST_REST), 0.2)
+        with self._changed:
+            self._resting.append((time.monotonic() + delay, report))
+        self._health.failed(DispatcherError(error))
+        log.warning(
+            events.WAKE_END_UNREPORTED,
+            msg=f"The database refused a report, trying again in {delay:.1f} s: {error}",
+            wake_id=str(report.wake_id),
+            error=error,
+        )

@@ -62,17 +62,19 @@ class HintedItems:
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
-        self._seen: OrderedDict[UUID, tuple[str, float]] = OrderedDict()
+        # By item: the path whose hint has had no echo yet, and when that was.
+        self._seen: OrderedDict[UUID, tuple[str | None, float]] = OrderedDict()
 
     def is_echo(self, item_id: UUID, hint_path: str) -> bool:
-        """Whether this item was hinted a moment ago on the other path. Remembers it."""
+        """Whether this item was hinted a moment ago on the other path. Each hint has one echo: the next is news."""
         now = time.monotonic()
         with self._lock:
-            path, at = self._seen.pop(item_id, (hint_path, 0.0))
-            self._seen[item_id] = (hint_path, now)
+            path, at = self._seen.pop(item_id, (None, 0.0))
+            is_echo = path not in (None, hint_path) and now - at < ECHO_SECONDS
+            self._seen[item_id] = (None if is_echo else hint_path, now)
             while len(self._seen) > REMEMBERED:
                 self._seen.popitem(last=False)
-        return path != hint_path and now - at < ECHO_SECONDS
+        return is_echo
 
     def knows(self, item_ids: Iterable[UUID]) -> bool:
         with self._lock:
@@ -87,6 +89,7 @@ class Hints:
         self._agents = agents
         self._due = due
         self._waiting: Wakeup[UUID] = Wakeup()
+        self.is_closed = False
 
     def item(self, agent_id: UUID, item_ids: Iterable[UUID], hint_path: str) -> None:
         """Items of an agent were inserted, or are open again."""
@@ -103,10 +106,19 @@ class Hints:
         self._due.schedule_in(agent_id, seconds)
 
     def close(self) -> None:
+        """From now on there is nothing to take: what waits is found again by whoever sweeps next."""
+        self.is_closed = True
         self._waiting.close()
 
     def take(self) -> list[Claim]:
-        """The next claims to make, at most `MAX_CLAIMS_PER_CALL`; empty after a short wait without any."""
+        """The next claims to make, at most `MAX_CLAIMS_PER_CALL`; empty after a short wait without any.
+
+        Empty at once when it is closed, also for those that were waiting in here.
+        """
+        claims = [] if self.is_closed else self._next_claims()
+        return [] if self.is_closed else claims
+
+    def _next_claims(self) -> list[Claim]:
         for agent_id in self._due.pop_due():
             self._waiting.set(agent_id)
         claims: list[Claim] = []
@@ -147,6 +159,8 @@ class WakeWorker(Service):
             if claims and not self.stopping.is_set():
                 with self._health.at_work():
                     self._claim(claims)
+            elif self._hints.is_closed:
+                self.stopping.wait()  # nothing comes any more, and no wait for it blocks
 
     def _claim(self, claims: list[Claim]) -> None:
         try:

@@ -7,6 +7,7 @@ and the next one adopts the child. The bound is kept by cutting the file now and
 from __future__ import annotations
 
 import contextlib
+import errno
 import os
 import re
 from datetime import UTC, datetime
@@ -16,6 +17,8 @@ from typing import Final
 MAX_BYTES: Final = 1024 * 1024
 KEPT_TAIL: Final = MAX_BYTES // 2
 MAX_FILES: Final = 200
+# On a disk with less room than this a child would fail in its first print: it is better off without a file.
+LEAST_ROOM: Final = 8 * MAX_BYTES
 CUT_LINE: Final = b"[the beginning was cut]\n"
 
 _UNFIT_IN_NAMES: Final = re.compile(r"[^A-Za-z0-9_-]+")
@@ -28,10 +31,11 @@ class WakeOutput:
         """Makes the file, and room for it.
 
         Raises:
-            OSError: the directory or the file cannot be made.
+            OSError: the directory or the file cannot be made, or the disk is about to be full.
         """
         directory.mkdir(mode=0o700, parents=True, exist_ok=True)
         remove_oldest(directory, MAX_FILES - 1)
+        _require_room(directory)
         self.path = directory / _file_name(agent, wake_id, started or datetime.now(UTC))
         # Appending, so that the child goes on at the new end after a cut.
         flags = os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_APPEND | os.O_NOFOLLOW | os.O_CLOEXEC
@@ -50,6 +54,12 @@ class WakeOutput:
         """The last cut."""
         self.trim()
         os.close(self.fd)
+
+
+def _require_room(directory: Path) -> None:
+    disk = os.statvfs(directory)
+    if disk.f_bavail * disk.f_frsize < LEAST_ROOM:
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC), str(directory))
 
 
 def remove_oldest(directory: Path, keep: int) -> None:

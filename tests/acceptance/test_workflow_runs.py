@@ -194,7 +194,7 @@ LISTENERS: list[subprocess.Popen[bytes]] = []
 
 
 @pytest.fixture(autouse=True)
-def no_listener_survives() -> Iterator[None]:
+def no_listener_survives(api: Api) -> Iterator[None]:
     yield
     while LISTENERS:
         listener = LISTENERS.pop()

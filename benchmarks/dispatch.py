@@ -54,7 +54,9 @@ class Daemon:
 
     def tick(self) -> dict[str, Any]:
         settings = Jsonb({"workflow_batch_size": BATCH})
-        row = self.connection.execute("select public.dispatch_workflows(%s, %s) as answer", (self.id, settings)).fetchone()
+        row = self.connection.execute(
+            "select public.dispatch_workflows(%s, %s) as answer", (self.id, settings)
+        ).fetchone()
         assert row is not None
         answer: dict[str, Any] = row["answer"]
         return answer
@@ -99,21 +101,26 @@ def in_parallel(calls: list[Callable[[], None]]) -> float:
 def dispatched_per_second(url: str, admin: Connection, runs: int, daemons: int) -> float:
     admin.execute("delete from workflow_runs")
     admin.execute(
-        "insert into workflow_runs (workflow_type) select 'type-' || number %% 10 from generate_series(1, %s) as number", (runs,)
+        "insert into workflow_runs (workflow_type) select 'type-' || number %% 10 from generate_series(1, %s) as number",
+        (runs,),
     )
     admin.execute("vacuum analyze workflow_runs")
     workers = [Daemon(url) for _ in range(daemons)]
     seconds = in_parallel([worker.dispatch_all for worker in workers])
     for worker in workers:
         worker.connection.close()
-    [row] = admin.execute("select count(*) as n, max(dispatch_attempts) as most from workflow_runs where status = 'dispatched'")
+    [row] = admin.execute(
+        "select count(*) as n, max(dispatch_attempts) as most from workflow_runs where status = 'dispatched'"
+    )
     assert (row["n"], row["most"]) == (runs, 1), row
     return runs / seconds
 
 
 def bare_per_second(url: str, admin: Connection, runs: int) -> float:
     admin.execute("drop table if exists bare_queue")
-    admin.execute("create table bare_queue (id bigint primary key, status text not null default 'queued', dispatched_at timestamptz)")
+    admin.execute(
+        "create table bare_queue (id bigint primary key, status text not null default 'queued', dispatched_at timestamptz)"
+    )
     admin.execute("create index on bare_queue (id) where status = 'queued'")
     admin.execute("insert into bare_queue select number from generate_series(1, %s) as number", (runs,))
     admin.execute("vacuum analyze bare_queue")
@@ -141,7 +148,10 @@ def fill(admin: Connection, finished: int, queued: int, budgets: int) -> None:
                      from generate_series(1, %s) as number) as past""",
         (finished,),
     )
-    admin.execute("insert into workflow_runs (workflow_type) select 'type-' || number %% 10 from generate_series(1, %s) as number", (queued,))
+    admin.execute(
+        "insert into workflow_runs (workflow_type) select 'type-' || number %% 10 from generate_series(1, %s) as number",
+        (queued,),
+    )
     admin.execute(
         """insert into budgets (name, scope, scope_id, period, cap_usd, action_on_exceed)
            select concat_ws(' ', scope, scope_id, period), scope, scope_id, period, 1000000, 'pause_new_runs'
@@ -164,7 +174,11 @@ def tick_milliseconds(daemon: Daemon, admin: Connection, ticks: int = 10) -> dic
         times.append((time.perf_counter() - started) * 1000)
         assert not answer["errors"], answer["errors"]
         assert answer["dispatched"] == BATCH, answer
-    return {"median_ms": round(statistics.median(times), 1), "max_ms": round(max(times), 1), "spend_aggregates": aggregates(daemon)}
+    return {
+        "median_ms": round(statistics.median(times), 1),
+        "max_ms": round(max(times), 1),
+        "spend_aggregates": aggregates(daemon),
+    }
 
 
 def aggregates(daemon: Daemon) -> int:
@@ -175,7 +189,9 @@ def aggregates(daemon: Daemon) -> int:
     numbers = []
     for _ in range(2):
         connection.execute("select pg_stat_force_next_flush()")
-        [row] = connection.execute("select coalesce(sum(calls), 0) as n from pg_stat_user_functions where funcname = 'workflow_spend'")
+        [row] = connection.execute(
+            "select coalesce(sum(calls), 0) as n from pg_stat_user_functions where funcname = 'workflow_spend'"
+        )
         numbers.append(int(row["n"]))
         daemon.tick()
         connection.execute("select pg_stat_clear_snapshot()")
@@ -192,7 +208,9 @@ def measure(options: argparse.Namespace) -> dict[str, Any]:
         )
         result: dict[str, Any] = {"batch": BATCH, "runs": options.runs}
         for daemons in (1, 4):
-            result[f"dispatched_per_s_{daemons}_daemons"] = round(dispatched_per_second(url, admin, options.runs, daemons))
+            result[f"dispatched_per_s_{daemons}_daemons"] = round(
+                dispatched_per_second(url, admin, options.runs, daemons)
+            )
         result["bare_loop_per_s"] = round(bare_per_second(url, admin, options.runs))
         result["ratio_to_bare_loop"] = round(result["dispatched_per_s_1_daemons"] / result["bare_loop_per_s"], 3)
         daemon = Daemon(url)

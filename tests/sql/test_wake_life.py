@@ -258,7 +258,7 @@ def test_a_heartbeat_renews_leases_and_names_wakes_it_was_not_told_of(
 
 
 def test_an_adoption_asked_for_again_gets_the_same_answer(database: Database, seed: Seed, dispatcher) -> None:
-    """The first answer was lost: without a second one nobody would hold the token, and the wake would end unattended."""
+    """The first answer was lost: without a second one nobody would hold the token, and the wake would go unattended."""
     agent = seed.agent("ada")
     seed.item("ada")
     dead, living, late = dispatcher(), dispatcher(), dispatcher()

@@ -361,6 +361,8 @@ class Daemon:
 
     def _on_adopted(self, wake: OpenWake, process: ProcessIdentity, adoption: Adoption) -> None:
         self._book.add(BookedWake(wake.wake_id, adoption.claim_token, wake.agent_id, wake.agent_slug, process.pid))
+        if any(live.wake_id == str(wake.wake_id) for live in self._supervisor.live()):
+            return  # ours all the while: it was our row that was gone
         try:
             watched = self._supervisor.adopt(str(wake.wake_id), wake.agent_slug, process.pid, process.started_at)
         except ShuttingDown:

@@ -35,6 +35,11 @@ begin
       hint = 'The state table is workflow_run_transitions.';
   end if;
   new.paused_from := case when new.status = any (v_side) then coalesce(old.paused_from, old.status) end;
+  if old.status = any (v_side) then
+    -- It was held, not silent: whoever has it, or should take it, gets the usual time anew.
+    new.last_heartbeat_at := case when new.status in ('claimed', 'running') then now() else new.last_heartbeat_at end;
+    new.dispatched_at := case when new.status = 'dispatched' then now() else new.dispatched_at end;
+  end if;
   new.updated_at := now();
   return public.complete_workflow_row(new);
 end

@@ -271,6 +271,21 @@ def test_a_paused_run_keeps_its_owner_and_is_not_finished_meanwhile(runs: Workfl
     assert runs.complete(run)["code"] == "ok"
 
 
+@pytest.mark.parametrize("origin", ["dispatched", "running"])
+def test_a_pause_is_no_silence(runs: Workflows, origin: str) -> None:
+    run = dispatched(runs)
+    if origin == "running":
+        runs.claim(run), runs.heartbeat(run)
+    runs.database.execute("update workflow_runs set status = 'blocked' where id = %s", [run])
+    for column in ("dispatched_at", "claimed_at", "last_heartbeat_at"):
+        runs.shift(run, column, 9000)
+    assert runs.tick()["errors"] == []
+    assert runs.status(run) == "blocked"
+    runs.database.execute("update workflow_runs set status = %s where id = %s", [origin, run])
+    tick = runs.tick()
+    assert (tick["released"], tick["retried"], runs.status(run)) == (0, 0, origin)
+
+
 def test_usage_that_is_no_usage_stays_unknown(runs: Workflows) -> None:
     run = held(runs)
     for cost in (-1, "NaN", "Infinity", "a lot", 1e12, None):

@@ -102,6 +102,7 @@ declare
   v_errors jsonb := '[]';
 begin
   perform public.note_workflow_actor('dispatcher', 'dispatched');
+  select 'ok' as verdict, null::uuid as budget_id, 0 as warned into v_gate;
   -- Locked before they are counted: a pass that waited here counts what the other one did.
   perform from public.workflow_agent_routing where tenant_id = p_tenant_id order by workflow_type for update;
   v_groups := public.waiting_workflow_groups(p_tenant_id, p_estimates, p_budgets);
@@ -126,8 +127,10 @@ begin
     continue when coalesce((v_taken ->> v_candidate.workflow_type)::integer, 0) >= v_candidate.slots
                or concat_ws('|', v_candidate.workflow_type, v_candidate.agent_id) = any (v_closed);
     begin
-      select * into v_gate from public.budget_verdict(p_budgets, v_candidate.agent_id, v_candidate.department_id, v_candidate.workflow_type,
-                                                      v_candidate.usd, v_candidate.tokens);
+      if p_budgets <> '[]' then
+        select * into v_gate from public.budget_verdict(p_budgets, v_candidate.agent_id, v_candidate.department_id, v_candidate.workflow_type,
+                                                        v_candidate.usd, v_candidate.tokens);
+      end if;
       if v_gate.verdict <> 'ok' then
         v_closed := v_closed || concat_ws('|', v_candidate.workflow_type, v_candidate.agent_id);
         v_held := v_held + 1;
@@ -137,7 +140,10 @@ begin
       perform from public.workflow_runs where id = v_candidate.id and status = 'queued' for update skip locked;
       continue when not found;
       perform public.dispatch_workflow_run(v_candidate.id, v_candidate.agent_id, v_candidate.usd, v_candidate.tokens);
-      p_budgets := public.reserve_in_budgets(p_budgets, v_candidate.agent_id, v_candidate.department_id, v_candidate.workflow_type, v_candidate.usd, v_candidate.tokens);
+      if p_budgets <> '[]' then
+        p_budgets := public.reserve_in_budgets(p_budgets, v_candidate.agent_id, v_candidate.department_id, v_candidate.workflow_type, v_candidate.usd,
+                                               v_candidate.tokens);
+      end if;
       v_taken := v_taken || jsonb_build_object(v_candidate.workflow_type, coalesce((v_taken ->> v_candidate.workflow_type)::integer, 0) + 1);
       v_number := v_number + 1;
       v_warned := v_warned + least(v_gate.warned, 1);

@@ -87,6 +87,10 @@ begin
          pid_started_at = p_pid_started_at, started_at = coalesce(started_at, now())
    where id = p_wake_id and claim_token = p_claim_token and state in ('starting', 'running')
   returning * into v_wake;
+  update public.agent_inbox_items set last_wake_success_at = v_wake.started_at
+   where id in (select item.id from public.agent_inbox_items as item
+                 where item.id = any (v_wake.item_ids) and item.last_wake_success_at is distinct from v_wake.started_at
+                   and (item.last_wake_success_at is null or item.last_wake_success_at < v_wake.claimed_at) for update skip locked);
   if v_wake.id is null then
     -- An adoption whose answer was lost is asked for again, with the token it has replaced.
     select * into v_wake from public.agent_wakes
@@ -425,12 +429,17 @@ begin
   with spent as (
     update public.agent_inbox_items as item
        set status = 'dead_letter', failed_at = now(), leased_at = null, leased_until = null, updated_at = now(),
-           context = item.context || jsonb_build_object('last_failure_reason',
-             case item.status when 'leased' then 'lease expired with no attempts left' else 'no attempts left' end)
-      from public.agents as agent
-     where agent.gateway_id = p_instance.gateway_id and agent.tenant_id = p_instance.tenant_id
-       and item.agent_id = agent.id and item.attempt_count >= item.max_attempts
-       and ((item.status = 'leased' and item.leased_until < now()) or item.status = 'pending')
+           context = public.merge_inbox_context(item.context, jsonb_build_object('last_failure_reason',
+             case item.status when 'leased' then 'lease expired with no attempts left' else 'no attempts left' end))
+     where item.id in (
+       select held.id from public.agents as agent
+         join public.agent_inbox_items as held on held.agent_id = agent.id and held.tenant_id = agent.tenant_id
+        where agent.gateway_id = p_instance.gateway_id and agent.tenant_id = p_instance.tenant_id
+          and held.status in ('pending', 'leased') and held.attempt_count >= held.max_attempts
+          and (held.status = 'pending' or held.leased_until < now())
+          -- A lease that ran out while the database was away is renewed by the heartbeat of the wake that works on it.
+          and not exists (select from public.agent_wakes as wake where wake.agent_id = agent.id and wake.state in ('starting', 'running'))
+        limit 1000 for update of held skip locked)
     returning item.id
   ), leases as (
     update public.inbox_item_leases as lease set closed_at = now(), outcome = 'dead_letter'
@@ -490,15 +499,22 @@ begin
     return jsonb_build_object('granted', false, 'agent_id', p_agent_id, 'skip_reason', 'not_local');
   end if;
   perform from public.dispatcher_gateways where gateway_id = p_instance.gateway_id for update;
+  -- Asked before under the same request: the same grant.
+  select * into v_wake from public.agent_wakes as wake
+   where wake.claim_request = p_request and wake.agent_id = p_agent_id and wake.state in ('starting', 'running');
+  if v_wake.id is not null then
+    return public.wake_grant(v_wake);
+  end if;
   insert into public.agent_wake_state (agent_id, tenant_id) values (p_agent_id, v_agent.tenant_id) on conflict do nothing;
   select coalesce(max(waitlist_path) filter (where waitlist_path = 'command'), p_path) into v_path
     from (select waitlist_path from public.agent_wake_state where agent_id = p_agent_id for update) as locked;
 
-  -- The insert trigger resets an agent at once; where a database has no trigger, the items that came by name do.
+  -- The insert trigger resets an agent at once, unless its row was locked or the database lacks the trigger: then the items do.
   if exists (select from public.agent_wake_state as state
               join public.agent_inbox_items as item on item.agent_id = state.agent_id
-             where state.agent_id = p_agent_id and state.consecutive_failures > 0 and item.id = any (p_item_ids)
-               and item.created_at > state.last_ended_at
+             where state.agent_id = p_agent_id and state.consecutive_failures > 0 and item.tenant_id = v_agent.tenant_id
+               and item.status in ('pending', 'failed') and item.attempt_count < item.max_attempts
+               and item.created_at > state.last_ended_at and item.created_at <= now()
                and not exists (select from public.inbox_item_origins as origin where origin.item_id = item.id and origin.from_agent_id = p_agent_id)) then
     perform public.reset_wake_failures(p_agent_id);
   end if;
@@ -526,9 +542,11 @@ begin
   -- item_ids: those that hints named (at most 100), else the oldest; then the ones the agent will lease first.
   select array_agg(due.id order by due.created_at), max(due.chain_depth) into v_heads, v_depth
     from (select * from public.agent_inbox_due as due
-           where due.agent_id = p_agent_id and due.due_at <= now() and due.chain_depth < v_max_chain order by due.created_at limit 100) as due;
+           where due.agent_id = p_agent_id and due.tenant_id = v_agent.tenant_id and due.due_at <= now() and due.chain_depth < v_max_chain
+           order by due.created_at limit 100) as due;
   v_items := array(select due.id from public.agent_inbox_due as due
-                    where due.agent_id = p_agent_id and due.id = any (p_item_ids) and due.due_at <= now() and due.chain_depth < v_max_chain
+                    where due.agent_id = p_agent_id and due.tenant_id = v_agent.tenant_id and due.id = any (p_item_ids)
+                      and due.due_at <= now() and due.chain_depth < v_max_chain
                     order by due.created_at limit 100);
   if cardinality(v_items) = 0 then
     v_items := v_heads[1:1];
@@ -546,7 +564,9 @@ begin
   update public.agent_wake_state
      set last_wake_id = v_wake.id, last_claimed_at = v_wake.claimed_at, waitlisted_at = null, waitlist_path = null, waiting_since = null, updated_at = now()
    where agent_id = p_agent_id;
-  update public.agent_inbox_items set last_wake_attempt_at = now() where id = any (v_items);
+  -- A stamp is not worth a wait: a row that somebody holds goes without it.
+  update public.agent_inbox_items set last_wake_attempt_at = now()
+   where id in (select item.id from public.agent_inbox_items as item where item.id = any (v_items) for update skip locked);
   return public.wake_grant(v_wake);
 end
 $$;
@@ -556,8 +576,8 @@ COMMENT ON FUNCTION public.claim_one_wake(p_instance public.dispatcher_instances
 CREATE FUNCTION public.claim_waiting_wakes(p_instance_id uuid, p_limit integer, p_request uuid) RETURNS jsonb
     LANGUAGE plpgsql
     SET search_path TO ''
-    SET lock_timeout TO '8s'
-    AS $$
+    SET lock_timeout TO '3s'
+    AS $_$
 declare
   v_instance constant public.dispatcher_instances := public.running_instance(p_instance_id);
   v_waiting record;
@@ -587,8 +607,11 @@ begin
       v_seen := v_seen + 1;
       begin
         v_answer := public.claim_one_wake(v_instance, v_waiting.agent_id, v_waiting.waitlist_path, '{}', p_request);
-      exception when query_canceled or lock_not_available or deadlock_detected or serialization_failure then
+      exception when query_canceled or deadlock_detected or serialization_failure then
         raise;
+      when lock_not_available then
+        v_answer := jsonb_build_object('granted', false, 'agent_id', v_waiting.agent_id, 'skip_reason', 'busy', 'retry_in', 5,
+                                       'agent_slug', (select slug from public.agents where id = v_waiting.agent_id));
       when others then
         -- Off the list with it, or it would stand at its head for ever; the sweep lists it again.
         update public.agent_wake_state set waitlisted_at = null, waitlist_path = null, waiting_since = null where agent_id = v_waiting.agent_id;
@@ -603,18 +626,18 @@ begin
         return v_answers;
       end if;
     end loop;
-    exit when v_seen < v_page;
+    exit when v_seen < v_page or v_answers @? '$[*] ? (@.skip_reason == "busy")';
   end loop;
   return v_answers;
 end
-$$;
+$_$;
 
 COMMENT ON FUNCTION public.claim_waiting_wakes(p_instance_id uuid, p_limit integer, p_request uuid) IS 'Claims up to p_limit wakes from the waitlist of the instance''s gateway, longest waiting first; an agent that may no longer be woken leaves the list and hides nobody.';
 
 CREATE FUNCTION public.claim_wakes(p_instance_id uuid, p_claims jsonb, p_request uuid) RETURNS jsonb
     LANGUAGE plpgsql
     SET search_path TO ''
-    SET lock_timeout TO '8s'
+    SET lock_timeout TO '3s'
     AS $$
 declare
   v_instance constant public.dispatcher_instances := public.running_instance(p_instance_id);
@@ -622,20 +645,18 @@ declare
   v_answer jsonb;
   v_answers jsonb := '[]';
 begin
-  -- Before the look for an earlier try of this request: that one may be under way still.
+  -- Before anything else: an earlier try of this request may be under way still.
   perform from public.dispatcher_gateways where gateway_id = v_instance.gateway_id for update;
-  select jsonb_agg(public.wake_grant(wake)) into v_answer from public.agent_wakes as wake
-   where wake.claim_request = p_request and wake.state in ('starting', 'running');
-  if v_answer is not null then
-    return v_answer;
-  end if;
   for v_claim in select value from jsonb_array_elements(p_claims) loop
     begin
       v_answer := public.claim_one_wake(
         v_instance, (v_claim ->> 'agent_id')::uuid, v_claim ->> 'path',
         array(select jsonb_array_elements_text(coalesce(v_claim -> 'item_ids', '[]'))::uuid), p_request);
-    exception when query_canceled or lock_not_available or deadlock_detected or serialization_failure then
+    exception when query_canceled or deadlock_detected or serialization_failure then
       raise;
+    when lock_not_available then
+      v_answer := jsonb_build_object('granted', false, 'agent_id', v_claim ->> 'agent_id', 'skip_reason', 'busy', 'retry_in', 5,
+                                     'agent_slug', (select slug from public.agents where id = (v_claim ->> 'agent_id')::uuid));
     when others then
       v_answer := jsonb_build_object('granted', false, 'agent_id', v_claim ->> 'agent_id', 'skip_reason', 'error', 'error', sqlerrm, 'error_code', sqlstate);
     end;
@@ -887,6 +908,7 @@ declare
   v_errors jsonb := '[]';
 begin
   perform public.note_workflow_actor('dispatcher', 'dispatched');
+  select 'ok' as verdict, null::uuid as budget_id, 0 as warned into v_gate;
   -- Locked before they are counted: a pass that waited here counts what the other one did.
   perform from public.workflow_agent_routing where tenant_id = p_tenant_id order by workflow_type for update;
   v_groups := public.waiting_workflow_groups(p_tenant_id, p_estimates, p_budgets);
@@ -911,8 +933,10 @@ begin
     continue when coalesce((v_taken ->> v_candidate.workflow_type)::integer, 0) >= v_candidate.slots
                or concat_ws('|', v_candidate.workflow_type, v_candidate.agent_id) = any (v_closed);
     begin
-      select * into v_gate from public.budget_verdict(p_budgets, v_candidate.agent_id, v_candidate.department_id, v_candidate.workflow_type,
-                                                      v_candidate.usd, v_candidate.tokens);
+      if p_budgets <> '[]' then
+        select * into v_gate from public.budget_verdict(p_budgets, v_candidate.agent_id, v_candidate.department_id, v_candidate.workflow_type,
+                                                        v_candidate.usd, v_candidate.tokens);
+      end if;
       if v_gate.verdict <> 'ok' then
         v_closed := v_closed || concat_ws('|', v_candidate.workflow_type, v_candidate.agent_id);
         v_held := v_held + 1;
@@ -922,7 +946,10 @@ begin
       perform from public.workflow_runs where id = v_candidate.id and status = 'queued' for update skip locked;
       continue when not found;
       perform public.dispatch_workflow_run(v_candidate.id, v_candidate.agent_id, v_candidate.usd, v_candidate.tokens);
-      p_budgets := public.reserve_in_budgets(p_budgets, v_candidate.agent_id, v_candidate.department_id, v_candidate.workflow_type, v_candidate.usd, v_candidate.tokens);
+      if p_budgets <> '[]' then
+        p_budgets := public.reserve_in_budgets(p_budgets, v_candidate.agent_id, v_candidate.department_id, v_candidate.workflow_type, v_candidate.usd,
+                                               v_candidate.tokens);
+      end if;
       v_taken := v_taken || jsonb_build_object(v_candidate.workflow_type, coalesce((v_taken ->> v_candidate.workflow_type)::integer, 0) + 1);
       v_number := v_number + 1;
       v_warned := v_warned + least(v_gate.warned, 1);
@@ -1111,7 +1138,7 @@ declare
   v_settings jsonb;
   v_failures integer;
   v_max integer;
-  v_gates record;
+  v_released integer;
 begin
   if p_ending not in ('exited', 'timed_out', 'interrupted', 'lost', 'spawn_failed') then
     raise exception 'unknown ending %', p_ending using errcode = 'OD002';
@@ -1132,8 +1159,8 @@ begin
   perform set_config('dispatcher.quiet', 'on', true);
   v_state := public.wake_end_state(v_wake, p_ending, p_exit_code);
   update public.agent_wakes set state = v_state, ended_at = now(), exit_code = p_exit_code, error = left(p_error, 2000) where id = p_wake_id;
-  perform public.release_wake_leases(v_wake, v_state in ('interrupted', 'spawn_failed'), format('wake ended (%s) with the item unfinished', v_state));
-  if v_state = 'lost' then
+  v_released := public.release_wake_leases(v_wake, v_state in ('interrupted', 'spawn_failed'), format('wake ended (%s) with the item unfinished', v_state));
+  if v_state = 'lost' and v_released = 0 then
     perform public.spend_attempt_of_lost_wake(v_wake);
   end if;
 
@@ -1316,7 +1343,7 @@ begin
   with expired as (
     update public.agent_inbox_items as item
        set status = 'failed', attempt_count = greatest(item.attempt_count, item.max_attempts), failed_at = now(), leased_until = null, updated_at = now(),
-           context = item.context || jsonb_build_object('last_failure_reason', coalesce(p_reason, 'expired by the operator'))
+           context = public.merge_inbox_context(item.context, jsonb_build_object('last_failure_reason', coalesce(p_reason, 'expired by the operator')))
       from public.agents as agent join public.gateways as gateway on gateway.id = agent.gateway_id
      where item.id = any (p_item_ids) and agent.id = item.agent_id and item.tenant_id = p_tenant_id
        and (gateway.slug = p_gateway or gateway.id::text = p_gateway) and item.status in ('pending', 'failed')
@@ -1334,23 +1361,31 @@ CREATE FUNCTION public.expire_stale_items(p_instance public.dispatcher_instances
     AS $$
 declare
   v_hours constant double precision := (p_instance.settings ->> 'stale_item_age_hours')::double precision;
+  v_oldest timestamptz;
   v_count integer;
 begin
   if v_hours <= 0 then
     return 0;
   end if;
+  v_oldest := now() - make_interval(secs => v_hours * 3600);
   update public.agent_inbox_items as item
      set status = 'failed', attempt_count = greatest(item.attempt_count, item.max_attempts), failed_at = now(), updated_at = now(),
-         context = item.context || jsonb_build_object('last_failure_reason', format('stale: pending for more than %s h', v_hours))
-    from public.agents as agent
-   where agent.gateway_id = p_instance.gateway_id and agent.tenant_id = p_instance.tenant_id and agent.status not in ('paused', 'hibernating')
-     and item.agent_id = agent.id and item.status = 'pending' and item.created_at < now() - make_interval(secs => v_hours * 3600);
+         context = public.merge_inbox_context(item.context, jsonb_build_object('last_failure_reason', format('stale: pending for more than %s h', v_hours)))
+   where item.id in (
+     select stale.id from public.agents as agent
+       join public.agent_inbox_items as stale on stale.agent_id = agent.id and stale.tenant_id = agent.tenant_id
+       left join public.agent_wake_state as state on state.agent_id = agent.id
+       left join public.inbox_item_reopenings as reopening on reopening.item_id = stale.id
+      where agent.gateway_id = p_instance.gateway_id and agent.tenant_id = p_instance.tenant_id and agent.status not in ('paused', 'hibernating')
+        and stale.status = 'pending' and stale.attempt_count < stale.max_attempts and stale.created_at < v_oldest
+        and coalesce(reopening.reopened_at, '-infinity') < v_oldest and coalesce(state.resumed_at, '-infinity') < v_oldest
+      limit 1000 for update of stale skip locked);
   get diagnostics v_count = row_count;
   return v_count;
 end
 $$;
 
-COMMENT ON FUNCTION public.expire_stale_items(p_instance public.dispatcher_instances) IS 'Pending items older than stale_item_age_hours fail for good, reason recorded; those of paused or hibernating agents wait.';
+COMMENT ON FUNCTION public.expire_stale_items(p_instance public.dispatcher_instances) IS 'Items pending for longer than stale_item_age_hours fail for good, reason recorded, at most 1,000 a call. The age counts from the creation, the last requeue or the end of its agent''s pause; items of paused or hibernating agents wait.';
 
 CREATE FUNCTION public.fail_inbox_item(p_item_id uuid, p_reason text DEFAULT NULL::text) RETURNS void
     LANGUAGE sql
@@ -1385,7 +1420,8 @@ declare
 begin
   for v_agent in
     select agent.id, agent.slug, oldest.created_at from public.agents as agent
-     cross join lateral (select due.created_at from public.agent_inbox_due as due where due.agent_id = agent.id order by due.created_at limit 1) as oldest
+     cross join lateral (select due.created_at from public.agent_inbox_due as due
+                          where due.agent_id = agent.id and due.tenant_id = agent.tenant_id order by due.created_at limit 1) as oldest
      where agent.gateway_id = p_instance.gateway_id and agent.tenant_id = p_instance.tenant_id
        and not exists (select from public.agent_wake_state as state where state.agent_id = agent.id and state.waitlisted_at is not null)
        and not exists (select from public.agent_wakes as wake where wake.agent_id = agent.id and wake.state in ('starting', 'running'))
@@ -1552,7 +1588,7 @@ CREATE FUNCTION public.gateway_settings(p_gateway_id uuid) RETURNS jsonb
     SET search_path TO ''
     AS $$
   select settings from public.dispatcher_instances where gateway_id = p_gateway_id
-   order by (state = 'running') desc, last_heartbeat_at desc limit 1
+   order by (state = 'running' and last_heartbeat_at > now() - interval '1 minute') desc, last_heartbeat_at desc limit 1
 $$;
 
 COMMENT ON FUNCTION public.gateway_settings(p_gateway_id uuid) IS 'The settings of the gateway''s most recent daemon; NULL when none ever ran.';
@@ -1563,7 +1599,7 @@ CREATE FUNCTION public.give_up_item(p_item_id uuid, p_reason text) RETURNS void
     AS $$
   update public.agent_inbox_items
      set status = 'dead_letter', failed_at = now(), leased_at = null, leased_until = null, updated_at = now(),
-         context = context || jsonb_build_object('last_failure_reason', p_reason)
+         context = public.merge_inbox_context(context, jsonb_build_object('last_failure_reason', p_reason))
    where id = p_item_id
 $$;
 
@@ -1591,6 +1627,11 @@ begin
       hint = 'The state table is workflow_run_transitions.';
   end if;
   new.paused_from := case when new.status = any (v_side) then coalesce(old.paused_from, old.status) end;
+  if old.status = any (v_side) then
+    -- It was held, not silent: whoever has it, or should take it, gets the usual time anew.
+    new.last_heartbeat_at := case when new.status in ('claimed', 'running') then now() else new.last_heartbeat_at end;
+    new.dispatched_at := case when new.status = 'dispatched' then now() else new.dispatched_at end;
+  end if;
   new.updated_at := now();
   return public.complete_workflow_row(new);
 end
@@ -1601,6 +1642,7 @@ COMMENT ON FUNCTION public.guard_workflow_transition() IS 'Before an update of a
 CREATE FUNCTION public.heartbeat_dispatcher_instance(p_instance_id uuid, p_live_wake_ids uuid[], p_nonce uuid, p_facts jsonb) RETURNS jsonb
     LANGUAGE plpgsql
     SET search_path TO ''
+    SET lock_timeout TO '3s'
     AS $$
 declare
   v_instance public.dispatcher_instances;
@@ -1653,6 +1695,10 @@ CREATE FUNCTION public.hint_agent_change() RETURNS trigger
     SET search_path TO ''
     AS $$
 begin
+  if old.status in ('paused', 'hibernating') and new.status not in ('paused', 'hibernating') then
+    insert into public.agent_wake_state (agent_id, tenant_id, resumed_at) values (new.id, new.tenant_id, now())
+    on conflict (agent_id) do update set resumed_at = now();
+  end if;
   perform public.send_gateway_hint(new.gateway_id, 'agent', jsonb_build_object('agent_id', new.id));
   if old.gateway_id is distinct from new.gateway_id then
     perform public.send_gateway_hint(old.gateway_id, 'agent', jsonb_build_object('agent_id', new.id));
@@ -1690,7 +1736,7 @@ begin
     select agent.gateway_id, agent.id as agent_id, (array_agg(item.id order by item.created_at, item.id))[1:50] as item_ids,
            bool_or(origin.from_agent_id is distinct from item.agent_id) as from_outside
       from new_items as item
-      join public.agents as agent on agent.id = item.agent_id
+      join public.agents as agent on agent.id = item.agent_id and agent.tenant_id = item.tenant_id
       left join public.inbox_item_origins as origin on origin.item_id = item.id
      where item.status = 'pending'
      group by agent.gateway_id, agent.id
@@ -1699,7 +1745,11 @@ begin
       jsonb_build_object('agent_id', v_hint.agent_id, 'item_id', v_hint.item_ids[1])
       || case when cardinality(v_hint.item_ids) > 1 then jsonb_build_object('item_ids', v_hint.item_ids) else '{}'::jsonb end);
     if v_hint.from_outside then
-      perform public.reset_wake_failures(v_hint.agent_id);
+      -- Never a wait in somebody's insert: where the row is held, the claim that holds it sees the new item by itself.
+      perform from public.agent_wake_state where agent_id = v_hint.agent_id for update skip locked;
+      if found then
+        perform public.reset_wake_failures(v_hint.agent_id);
+      end if;
     end if;
   end loop;
   return null;
@@ -2164,8 +2214,10 @@ begin
   v_first := found;
   update public.agent_inbox_items
      set status = 'failed', failed_at = now(), updated_at = now(),
-         context = context || jsonb_build_object('last_failure_reason', 'agent_stalled')
-   where agent_id = p_agent_id and status = 'pending';
+         context = public.merge_inbox_context(context, jsonb_build_object('last_failure_reason', 'agent_stalled'))
+   where id in (select item.id from public.agent_inbox_items as item
+                 where item.agent_id = p_agent_id and item.status = 'pending' and item.attempt_count < item.max_attempts
+                 limit 500 for update skip locked);
   get diagnostics v_count = row_count;
   if v_first then
     select * into v_agent from public.agents where id = p_agent_id;
@@ -2180,7 +2232,7 @@ begin
 end
 $$;
 
-COMMENT ON FUNCTION public.mark_agent_stalled(p_agent_id uuid) IS 'Sets an agent''s pending items aside (failed, reason agent_stalled, attempts untouched) and tells the operator once per stall.';
+COMMENT ON FUNCTION public.mark_agent_stalled(p_agent_id uuid) IS 'Sets pending items of an agent aside (failed, reason agent_stalled, attempts untouched), at most 500 a call: the sweep takes the rest. Tells the operator once per stall.';
 
 CREATE FUNCTION public.mark_unrouted_runs(p_tenant_id uuid) RETURNS integer
     LANGUAGE plpgsql
@@ -2283,12 +2335,16 @@ CREATE FUNCTION public.note_inbox_update() RETURNS trigger
     SET search_path TO ''
     AS $$
 begin
+  if old.status in ('done', 'failed', 'dead_letter') and new.status = 'pending' then
+    insert into public.inbox_item_reopenings (item_id, tenant_id) values (new.id, new.tenant_id)
+    on conflict (item_id) do update set reopened_at = now();
+  end if;
   if new.status in ('done', 'failed', 'dead_letter') and coalesce(current_setting('dispatcher.quiet', true), '') <> 'on' then
     update public.agent_wakes set progressed_at = now()
-     where agent_id = new.agent_id and state in ('starting', 'running') and progressed_at is null;
+     where agent_id = new.agent_id and tenant_id = new.tenant_id and state in ('starting', 'running') and progressed_at is null;
   end if;
   if new.status in ('pending', 'failed') and coalesce(current_setting('dispatcher.quiet', true), '') <> 'on' then
-    perform public.send_gateway_hint((select gateway_id from public.agents where id = new.agent_id), 'inbox',
+    perform public.send_gateway_hint((select gateway_id from public.agents where id = new.agent_id and tenant_id = new.tenant_id), 'inbox',
                                      jsonb_build_object('agent_id', new.agent_id, 'item_id', new.id));
   end if;
   return null;
@@ -2412,7 +2468,10 @@ begin
     return jsonb_build_object('applied', true, 'code', 'already', 'inbox_item_id', v_item_id, 'chain_depth', v_depth);
   end if;
 
-  v_depth := coalesce(v_wake.chain_depth + 1, 0);
+  -- Also deeper than what this wake has leased since its claim: agents that run side by side can pass work to and fro as well.
+  v_depth := coalesce(greatest(v_wake.chain_depth, (select max(origin.chain_depth) from public.inbox_item_leases as lease
+                                                      join public.inbox_item_origins as origin on origin.item_id = lease.item_id
+                                                     where lease.wake_id = v_wake.id)) + 1, 0);
   -- One statement: what looks at new items after the insert must already see where they come from.
   with posted as (
     insert into public.agent_inbox_items (tenant_id, agent_id, agent_slug, event_type, task_id, summary, context, dedup_key)
@@ -2443,7 +2502,8 @@ begin
   if new.status in ('completed', 'failed', 'timed_out') then
     new.claimed_at := coalesce(new.claimed_at, new.started_at, new.finished_at, now());
   end if;
-  if new.cost_estimate >= 0 and new.cost_estimate <> 'NaN' then
+  -- A cost given before anybody worked on it is a guess of whoever queued it, not a report.
+  if new.cost_estimate >= 0 and new.cost_estimate <> 'NaN' and new.status not in ('queued', 'dispatched') then
     new.reported_at := coalesce(new.reported_at, new.finished_at, now());
     new.accounted_at := coalesce(new.accounted_at, new.reported_at);
   end if;
@@ -2722,8 +2782,9 @@ begin
        set leased_until = now() + make_interval(secs => p_lease_seconds)
       from public.agent_wakes as wake
      where wake.id = any (p_wake_ids) and wake.instance_id = p_instance_id and wake.state in ('starting', 'running')
-       and item.agent_id = wake.agent_id and item.status = 'leased' and item.leased_at >= wake.claimed_at
-       and item.leased_until < now() + make_interval(secs => p_lease_seconds * 0.75)
+       and item.id in (select held.id from public.agent_inbox_items as held
+                        where held.agent_id = wake.agent_id and held.status = 'leased' and held.leased_at >= wake.claimed_at
+                          and held.leased_until < now() + make_interval(secs => p_lease_seconds * 0.75) for update skip locked)
     returning item.id, item.leased_until
   ), leases as (
     update public.inbox_item_leases as lease set leased_until = renewed.leased_until
@@ -2739,7 +2800,7 @@ COMMENT ON FUNCTION public.renew_wake_leases(p_instance_id uuid, p_wake_ids uuid
 CREATE FUNCTION public.report_wakes(p_instance_id uuid, p_reports jsonb, p_claim_limit integer, p_request uuid) RETURNS jsonb
     LANGUAGE plpgsql
     SET search_path TO ''
-    SET lock_timeout TO '8s'
+    SET lock_timeout TO '3s'
     AS $$
 declare
   v_report jsonb;
@@ -2758,7 +2819,7 @@ begin
         v_answer := public.end_wake((v_report ->> 'wake_id')::uuid, (v_report ->> 'claim_token')::uuid, v_report ->> 'ending',
                                     (v_report ->> 'exit_code')::integer, v_report ->> 'error');
       end if;
-    exception when query_canceled or lock_not_available or deadlock_detected or serialization_failure then
+    exception when query_canceled or deadlock_detected or serialization_failure then
       raise;
     when others then
       v_answer := jsonb_build_object('wake_id', v_report ->> 'wake_id', 'applied', false, 'code', 'error', 'error', sqlerrm, 'error_code', sqlstate);
@@ -3263,8 +3324,9 @@ begin
      where agent.gateway_id = p_instance.gateway_id and agent.tenant_id = p_instance.tenant_id
        and state.consecutive_failures >= (p_instance.settings ->> 'max_consecutive_failures')::integer
        and (state.stalled_at is null
-            or exists (select from public.agent_inbox_items as item where item.agent_id = state.agent_id and item.status = 'pending'))
-     order by state.agent_id for update of state
+            or exists (select from public.agent_inbox_items as item
+                       where item.agent_id = state.agent_id and item.status = 'pending' and item.attempt_count < item.max_attempts))
+     order by state.agent_id limit 100 for update of state skip locked
   loop
     v_count := v_count + public.mark_agent_stalled(v_agent_id);
   end loop;
@@ -3331,7 +3393,8 @@ begin
     return jsonb_build_object('wake_id', p_wake_id, 'applied', v_wake.state = 'running' and v_wake.claim_token = p_claim_token and v_wake.pid = p_pid,
                               'code', case when v_wake.claim_token = p_claim_token and v_wake.pid = p_pid then 'already' else 'fence_lost' end);
   end if;
-  update public.agent_inbox_items set last_wake_success_at = now() where id = any (v_wake.item_ids);
+  update public.agent_inbox_items set last_wake_success_at = now()
+   where id in (select item.id from public.agent_inbox_items as item where item.id = any (v_wake.item_ids) for update skip locked);
   return jsonb_build_object('wake_id', p_wake_id, 'applied', true, 'code', 'ok');
 end
 $$;
@@ -3412,16 +3475,17 @@ begin
   for v_chain in
     select agent.id, agent.slug, agent.tenant_id, array_agg(item.id) as item_ids, max(origin.chain_depth) as depth
       from public.agents as agent
-      join public.agent_inbox_items as item on item.agent_id = agent.id and item.status in ('pending', 'failed') and item.attempt_count < item.max_attempts
+      join public.agent_inbox_items as item on item.agent_id = agent.id and item.tenant_id = agent.tenant_id
+                                           and item.status in ('pending', 'failed') and item.attempt_count < item.max_attempts
       join public.inbox_item_origins as origin on origin.item_id = item.id and origin.chain_depth >= v_limit
      where agent.gateway_id = p_instance.gateway_id and agent.tenant_id = p_instance.tenant_id
      group by agent.id, agent.slug, agent.tenant_id
   loop
     update public.agent_inbox_items
        set status = 'dead_letter', failed_at = now(), updated_at = now(),
-           context = context || jsonb_build_object('last_failure_reason', format('wake chain limit (%s) reached', v_limit))
-     where id = any (v_chain.item_ids);
-    v_count := v_count + cardinality(v_chain.item_ids);
+           context = public.merge_inbox_context(context, jsonb_build_object('last_failure_reason', format('wake chain limit (%s) reached', v_limit)))
+     where id in (select item.id from public.agent_inbox_items as item where item.id = any (v_chain.item_ids[1:1000]) for update skip locked);
+    v_count := v_count + cardinality(v_chain.item_ids[1:1000]);
     -- One alert per agent and hour: a ring that goes on posting must not flood the operator either.
     insert into public.agent_wake_state (agent_id, tenant_id) values (v_chain.id, v_chain.tenant_id) on conflict do nothing;
     update public.agent_wake_state set chain_notified_at = now()
@@ -3458,7 +3522,7 @@ COMMENT ON FUNCTION public.stop_workflow_run(p_run public.workflow_runs, p_error
 CREATE FUNCTION public.sweep_inbox(p_instance_id uuid, p_claim_limit integer, p_request uuid) RETURNS jsonb
     LANGUAGE plpgsql
     SET search_path TO ''
-    SET lock_timeout TO '8s'
+    SET lock_timeout TO '3s'
     AS $$
 declare
   v_instance constant public.dispatcher_instances := public.running_instance(p_instance_id);
@@ -3490,13 +3554,13 @@ begin
           v_answer := v_answer || jsonb_build_object('queued', v_count);
         when 'pruned' then
           delete from public.agent_wakes where id in (
-            select id from public.agent_wakes where gateway_id = v_instance.gateway_id and ended_at < now() - interval '30 days' order by ended_at limit 1000);
+            select id from public.agent_wakes where gateway_id = v_instance.gateway_id and ended_at < now() - interval '30 days' order by ended_at limit 200);
           get diagnostics v_count = row_count;
       end case;
       if v_phase not in ('skipped', 'claims') then
         v_answer := v_answer || jsonb_build_object(v_phase, v_count);
       end if;
-    exception when query_canceled or lock_not_available or deadlock_detected or serialization_failure then
+    exception when query_canceled or deadlock_detected or serialization_failure then
       raise;
     when others then
       v_answer := jsonb_set(v_answer, '{errors}', (v_answer -> 'errors') || jsonb_build_object('phase', v_phase, 'error', sqlerrm, 'error_code', sqlstate));
@@ -3650,6 +3714,7 @@ CREATE TABLE public.agent_wake_state (
     waitlist_path text,
     waiting_since timestamp with time zone,
     chain_notified_at timestamp with time zone,
+    resumed_at timestamp with time zone,
     updated_at timestamp with time zone DEFAULT now() NOT NULL,
     CONSTRAINT agent_wake_state_consecutive_failures_check CHECK ((consecutive_failures >= 0)),
     CONSTRAINT agent_wake_state_waiting CHECK (((waitlisted_at IS NULL) = (waitlist_path IS NULL)))
@@ -3658,6 +3723,8 @@ CREATE TABLE public.agent_wake_state (
 COMMENT ON TABLE public.agent_wake_state IS 'What the gates remember of an agent: failures in a row, stall, last wake, its place on the waitlist.';
 
 COMMENT ON COLUMN public.agent_wake_state.waiting_since IS 'created_at of the oldest item that waits; orders agents that joined the waitlist together.';
+
+COMMENT ON COLUMN public.agent_wake_state.resumed_at IS 'When the agent was last taken out of pause or hibernation: its waiting items grow stale from then on.';
 
 CREATE FUNCTION public.wake_cooldown_ends(p_state public.agent_wake_state, p_settings jsonb) RETURNS timestamp with time zone
     LANGUAGE plpgsql IMMUTABLE
@@ -3704,10 +3771,10 @@ declare
   v_until timestamptz;
 begin
   blocked := '{}';
-  select state as wake_state, agent.status as agent_status, budget.status as budget_status,
+  select state as wake_state, agent.status as agent_status, agent.tenant_id, budget.status as budget_status,
          exists (select from public.agent_wakes as wake where wake.agent_id = p_agent_id and wake.state in ('starting', 'running')) as in_flight,
          (select max(item.leased_until) from public.agent_inbox_items as item
-           where item.agent_id = p_agent_id and item.status = 'leased' and item.leased_until > v_now) as leased_until
+           where item.agent_id = p_agent_id and item.tenant_id = agent.tenant_id and item.status = 'leased' and item.leased_until > v_now) as leased_until
     into v_facts
     from public.agents as agent
     left join public.agent_wake_state as state on state.agent_id = agent.id
@@ -3742,15 +3809,16 @@ begin
   end if;
 
   select due.id, due.chain_depth into due_item_id, chain_depth from public.agent_inbox_due as due
-   where due.agent_id = p_agent_id and due.due_at <= v_now and due.chain_depth < v_max_chain
+   where due.agent_id = p_agent_id and due.tenant_id = v_facts.tenant_id and due.due_at <= v_now and due.chain_depth < v_max_chain
    order by due.created_at limit 1;
   if due_item_id is null then
     select min(due.due_at) into v_until from public.agent_inbox_due as due
-     where due.agent_id = p_agent_id and due.due_at > v_now and due.chain_depth < v_max_chain;
+     where due.agent_id = p_agent_id and due.tenant_id = v_facts.tenant_id and due.due_at > v_now and due.chain_depth < v_max_chain;
     retry_at := coalesce(v_until, retry_at);
     blocked := blocked || case when v_until is null and exists (
                                  select from public.agent_inbox_due as due
-                                  where due.agent_id = p_agent_id and due.due_at <= v_now and due.chain_depth >= v_max_chain)
+                                  where due.agent_id = p_agent_id and due.tenant_id = v_facts.tenant_id and due.due_at <= v_now
+                                    and due.chain_depth >= v_max_chain)
                                then 'chain_limit' else 'no_actionable_work' end;
     if not p_all then return; end if;
   end if;
@@ -3815,8 +3883,6 @@ begin
                   where lease.wake_id = p_wake.id and lease.outcome in ('done', 'failed', 'dead_letter', 'escalated'))
       or exists (select from public.agent_inbox_items as item
                   where item.agent_id = p_wake.agent_id and item.completed_at >= p_wake.claimed_at)
-      or exists (select from public.agent_inbox_items as item
-                  where item.agent_id = p_wake.agent_id and item.failed_at >= p_wake.claimed_at and item.attempt_count > 0)
       or not exists (select from public.agent_inbox_items as item
                       where item.agent_id = p_wake.agent_id and item.status in ('pending', 'failed', 'leased') and item.attempt_count < item.max_attempts)
   );
@@ -4323,6 +4389,14 @@ CREATE TABLE public.inbox_item_leases (
 
 COMMENT ON TABLE public.inbox_item_leases IS 'The latest lease of an item: its fencing token, the wake it was taken in, and how it ended.';
 
+CREATE TABLE public.inbox_item_reopenings (
+    item_id uuid NOT NULL,
+    tenant_id uuid NOT NULL,
+    reopened_at timestamp with time zone DEFAULT now() NOT NULL
+);
+
+COMMENT ON TABLE public.inbox_item_reopenings IS 'When somebody set a finished item back to pending: it grows stale from then on, not from its creation.';
+
 CREATE TABLE public.notifications (
     id uuid DEFAULT gen_random_uuid() NOT NULL,
     tenant_id uuid DEFAULT '00000000-0000-0000-0000-000000000000'::uuid NOT NULL,
@@ -4596,6 +4670,9 @@ ALTER TABLE ONLY public.inbox_item_leases
 ALTER TABLE ONLY public.inbox_item_origins
     ADD CONSTRAINT inbox_item_origins_pkey PRIMARY KEY (item_id);
 
+ALTER TABLE ONLY public.inbox_item_reopenings
+    ADD CONSTRAINT inbox_item_reopenings_pkey PRIMARY KEY (item_id);
+
 ALTER TABLE ONLY public.notifications
     ADD CONSTRAINT notifications_pkey PRIMARY KEY (id);
 
@@ -4652,17 +4729,19 @@ ALTER TABLE ONLY public.workspace
 
 CREATE INDEX agent_inbox_items_completed ON public.agent_inbox_items USING btree (agent_id, completed_at) WHERE (completed_at IS NOT NULL);
 
-CREATE INDEX agent_inbox_items_failed ON public.agent_inbox_items USING btree (agent_id, failed_at) WHERE (failed_at IS NOT NULL);
-
 CREATE INDEX agent_inbox_items_leased ON public.agent_inbox_items USING btree (agent_id, leased_until) WHERE (status = 'leased'::public.inbox_item_status);
 
-CREATE INDEX agent_inbox_items_open ON public.agent_inbox_items USING btree (agent_id, created_at) WHERE (status = ANY (ARRAY['pending'::public.inbox_item_status, 'failed'::public.inbox_item_status, 'leased'::public.inbox_item_status]));
+CREATE INDEX agent_inbox_items_open ON public.agent_inbox_items USING btree (agent_id, created_at) WHERE ((status = ANY (ARRAY['pending'::public.inbox_item_status, 'failed'::public.inbox_item_status, 'leased'::public.inbox_item_status])) AND (attempt_count < max_attempts));
+
+CREATE INDEX agent_inbox_items_spent ON public.agent_inbox_items USING btree (agent_id) WHERE ((status = ANY (ARRAY['pending'::public.inbox_item_status, 'leased'::public.inbox_item_status])) AND (attempt_count >= max_attempts));
 
 CREATE INDEX agent_profiles_by_department ON public.agent_profiles USING btree (tenant_id, department_id) WHERE (department_id IS NOT NULL);
 
 CREATE INDEX agent_wake_state_waitlist ON public.agent_wake_state USING btree (waitlisted_at, waiting_since, agent_id) WHERE (waitlisted_at IS NOT NULL);
 
 CREATE INDEX agent_wakes_by_agent ON public.agent_wakes USING btree (agent_id, claimed_at DESC);
+
+CREATE INDEX agent_wakes_by_instance ON public.agent_wakes USING btree (instance_id);
 
 CREATE INDEX agent_wakes_by_request ON public.agent_wakes USING btree (claim_request) WHERE (claim_request IS NOT NULL);
 
@@ -4683,6 +4762,8 @@ CREATE INDEX dispatcher_instances_by_gateway ON public.dispatcher_instances USIN
 CREATE INDEX inbox_item_leases_by_open_token ON public.inbox_item_leases USING btree (lease_token) WHERE (closed_at IS NULL);
 
 CREATE INDEX inbox_item_leases_by_wake ON public.inbox_item_leases USING btree (wake_id) WHERE (wake_id IS NOT NULL);
+
+CREATE INDEX inbox_item_origins_by_wake ON public.inbox_item_origins USING btree (wake_id) WHERE (wake_id IS NOT NULL);
 
 CREATE UNIQUE INDEX inbox_item_origins_once ON public.inbox_item_origins USING btree (tenant_id, from_agent_id, request_key) WHERE (request_key IS NOT NULL);
 
@@ -4856,6 +4937,12 @@ ALTER TABLE ONLY public.inbox_item_origins
 ALTER TABLE ONLY public.inbox_item_origins
     ADD CONSTRAINT inbox_item_origins_wake_id_fkey FOREIGN KEY (wake_id) REFERENCES public.agent_wakes(id) ON DELETE SET NULL;
 
+ALTER TABLE ONLY public.inbox_item_reopenings
+    ADD CONSTRAINT inbox_item_reopenings_item_id_fkey FOREIGN KEY (item_id) REFERENCES public.agent_inbox_items(id) ON DELETE CASCADE;
+
+ALTER TABLE ONLY public.inbox_item_reopenings
+    ADD CONSTRAINT inbox_item_reopenings_tenant_id_fkey FOREIGN KEY (tenant_id) REFERENCES public.tenants(id) ON DELETE CASCADE;
+
 ALTER TABLE ONLY public.notifications
     ADD CONSTRAINT notifications_actor_agent_id_fkey FOREIGN KEY (actor_agent_id) REFERENCES public.agents(id) ON DELETE SET NULL;
 
@@ -4960,6 +5047,8 @@ ALTER TABLE public.gateways ENABLE ROW LEVEL SECURITY;
 ALTER TABLE public.inbox_item_leases ENABLE ROW LEVEL SECURITY;
 
 ALTER TABLE public.inbox_item_origins ENABLE ROW LEVEL SECURITY;
+
+ALTER TABLE public.inbox_item_reopenings ENABLE ROW LEVEL SECURITY;
 
 ALTER TABLE public.notifications ENABLE ROW LEVEL SECURITY;
 
@@ -5547,6 +5636,8 @@ GRANT ALL ON TABLE public.gateways TO service_role;
 GRANT SELECT ON TABLE public.gateways TO authenticated;
 
 GRANT ALL ON TABLE public.inbox_item_leases TO service_role;
+
+GRANT ALL ON TABLE public.inbox_item_reopenings TO service_role;
 
 GRANT ALL ON TABLE public.notifications TO service_role;
 GRANT SELECT ON TABLE public.notifications TO authenticated;

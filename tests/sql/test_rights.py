@@ -44,6 +44,7 @@ DEFINERS: Final = {
 HIDDEN: Final = {
     "dispatcher_gateways": "rows that exist to be locked",
     "inbox_item_leases": "lease tokens",
+    "inbox_item_reopenings": "bookkeeping of the sweep",
     "agent_inbox_due": "a view for the functions; users read the items themselves",
     "workflow_claims": "claim tokens",
     "workflow_notifications": "an outbox between daemons",

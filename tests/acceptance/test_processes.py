@@ -118,9 +118,11 @@ def test_kill_9_and_a_restart_give_exactly_the_same_children(
 ) -> None:
     for agent in ("ada", "bob", "cat"):
         seed.item(agent)
-    stub_agent.order(**working_orders(api, outcome="leased", seconds=4))
+    # Long enough for a restart on a busy machine.
+    stub_agent.order(**working_orders(api, outcome="leased", seconds=10))
     first = start_daemon(MAX_CONCURRENT_WAKES=2, WAKE_COOLDOWN=0)
     wait_until(lambda: database.value("select count(*) from agent_wakes where state = 'running'") == 2, 20)
+    wait_until(lambda: len(stub_agent.living()) == 2, 20)
     before = {process.pid for process in stub_agent.living()}
     first.kill()
 

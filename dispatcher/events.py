@@ -52,9 +52,7 @@ WORKFLOW_TICK: Final = "workflow.tick"  # one dispatch pass, with its numbers an
 WORKFLOW_STEP_FAILED: Final = "workflow.step_failed"  # one phase or run failed; the others went on
 WORKFLOW_NOTIFIED: Final = "workflow.notified"  # an agent was told of a run that waits for it
 WORKFLOW_NOTIFY_FAILED: Final = "workflow.notify_failed"  # it could not be told; tried again, the dispatch stands
-WORKFLOW_PROCESS_STOPPED: Final = (
-    "workflow.process_stopped"  # the run its process worked on was ended from outside
-)
+WORKFLOW_PROCESS_STOPPED: Final = "workflow.process_stopped"  # the run its process worked on was ended from outside
 WORKFLOW_MONITOR_BLIND: Final = "workflow.monitor_blind"  # OpenClaw could not be asked which sessions live
 WORKFLOW_ORPHAN_WAITS: Final = "workflow.orphan_waits"  # an orphan may not be spawned again now; `reason` says why
 WORKFLOW_RESPAWNED: Final = "workflow.respawned"  # an orphaned run gets its one new process of this attempt

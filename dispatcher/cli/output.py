@@ -14,9 +14,7 @@ def print_json(document: object) -> None:
     print(json.dumps(document, ensure_ascii=False, default=str))
 
 
-def print_table(
-    columns: Sequence[str], rows: Iterable[Sequence[object]], *, title: str | None = None
-) -> None:
+def print_table(columns: Sequence[str], rows: Iterable[Sequence[object]], *, title: str | None = None) -> None:
     """A table as wide as the terminal, unwrapped into a pipe; cells are literal, None is a dash."""
     from rich import box
     from rich.console import Console

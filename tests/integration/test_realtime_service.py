@@ -9,6 +9,7 @@ import pytest
 import realtime
 
 from dispatcher.supabase.realtime import Hint, RealtimeService, RealtimeState, RealtimeTimings
+from dispatcher.supabase.realtime_paths import changes_plan
 from tests.support.phoenix import PhoenixServer, entries_of
 from tests.support.waiting import wait_until
 
@@ -86,6 +87,7 @@ def server() -> Iterator[PhoenixServer]:
     scripted.stop()
 
 
+CHANGES_CHANNELS = len(changes_plan("tenant", "instance", split=False))
 Listen = Callable[..., Listener]
 
 
@@ -133,7 +135,7 @@ def test_broadcast_brings_hints_of_its_own_gateway(server: PhoenixServer, listen
 def test_changes_bring_hints_of_the_tenant(server: PhoenixServer, listen: Listen) -> None:
     listener = listen(mode="postgres_changes")
     listener.until("ready", "postgres_changes")
-    wait_until(lambda: len(listener.ready) == 2)
+    wait_until(lambda: len(listener.ready) == CHANGES_CHANNELS)
     insert(server, "i1")
     for status in ("leased", "done", "failed", "pending"):
         server.change("UPDATE", "agent_inbox_items", {"id": status, "agent_id": AGENT, "status": status})
@@ -203,8 +205,8 @@ def test_ff05_every_kind_of_close_is_a_drop(server: PhoenixServer, listen: Liste
     server.drop(code)
     wait_until(lambda: server.connections == 2, 5.0)
     listener.until("ready")
-    wait_until(lambda: len(server.joins()) == 4)
-    assert [entries_of(join["payload"]) for join in server.joins()[2:]] == bindings
+    wait_until(lambda: len(server.joins()) == 2 * CHANGES_CHANNELS)
+    assert [entries_of(join["payload"]) for join in server.joins()[CHANGES_CHANNELS:]] == bindings
     insert(server, "after")
     wait_until(lambda: [hint.item_id for hint in listener.hints] == ["after"])
 
@@ -336,11 +338,13 @@ def test_ff14_a_table_of_items_that_is_not_published_is_a_configuration_error(
 def test_ff14_rows_the_key_may_not_read_are_noticed(server: PhoenixServer, listen: Listen) -> None:
     listener = listen(mode="postgres_changes")
     listener.until("ready")
-    wait_until(lambda: len(listener.ready) == 2)
+    wait_until(lambda: len(listener.ready) == CHANGES_CHANNELS)
     denied = {"errors": ["Error 401: Unauthorized"], "commit_timestamp": None}
     server.change("INSERT", "agent_inbox_items", {}, **denied)
     wait_until(lambda: listener.service.alarms == 1)
-    wait_until(lambda: len(listener.ready) == 3)  # a frame that cannot be read is followed by a sweep
+    wait_until(
+        lambda: len(listener.ready) == CHANGES_CHANNELS + 1
+    )  # a frame that cannot be read is followed by a sweep
     wait_until(lambda: "may not read" in (listener.state.cause or ""))
 
 
@@ -411,9 +415,9 @@ def test_a_canary_by_our_own_row(server: PhoenixServer, listen: Listen) -> None:
     listener.service.expect_canary("n1")
     turns = listener.alive
     wait_until(lambda: listener.alive > turns + 2 * QUICK.canary / QUICK.watch)
-    assert len(server.joins()) == 2
+    assert len(server.joins()) == CHANGES_CHANNELS
     listener.service.expect_canary("n2")
-    wait_until(lambda: len(server.joins()) == 4)
+    wait_until(lambda: len(server.joins()) == 2 * CHANGES_CHANNELS)
 
 
 def test_an_announced_heartbeat_that_failed_is_no_deafness(server: PhoenixServer, listen: Listen) -> None:

@@ -84,7 +84,11 @@ def _lower(value: object) -> object:
 
 
 def _absolute(path: Path) -> Path:
-    return Path(os.path.abspath(path.expanduser()))  # noqa: PTH100 - resolve() would follow links the operator means to keep
+    try:
+        expanded = path.expanduser()
+    except RuntimeError as error:
+        raise ValueError("its home directory cannot be found") from error
+    return Path(os.path.abspath(expanded))  # noqa: PTH100 - resolve() would follow links the operator means to keep
 
 
 def _comma_list(value: object) -> object:
@@ -401,7 +405,10 @@ def _expand_home(path: str, environ: Mapping[str, str]) -> Path:
     home = environ.get("HOME")
     if home and (path == "~" or path.startswith("~/")):
         return Path(home + path[1:])
-    return Path(path).expanduser() if path.startswith("~") else Path(path)
+    try:
+        return Path(path).expanduser() if path.startswith("~") else Path(path)
+    except RuntimeError:  # nobody of that name: the setting's own check says so
+        return Path(path)
 
 
 def _with_expanded_paths(values: dict[str, str], environ: Mapping[str, str]) -> dict[str, str]:

@@ -1154,7 +1154,8 @@ begin
   if v_wake.ended_at is not null then
     -- Whoever asks again did not hear the first answer, and so not when to look at the agent next.
     return jsonb_build_object('wake_id', p_wake_id, 'applied', false, 'code', 'already', 'state', v_wake.state, 'agent_id', v_wake.agent_id)
-           || public.wait_for_next_wake(v_wake.agent_id, v_settings);
+           || public.wait_for_next_wake(v_wake.agent_id, v_settings,
+             case when v_wake.state in ('interrupted', 'lost') then v_wake.claimed_at else now() end);
   end if;
   perform set_config('dispatcher.quiet', 'on', true);
   v_state := public.wake_end_state(v_wake, p_ending, p_exit_code);
@@ -1181,7 +1182,8 @@ begin
   end if;
   return jsonb_build_object('wake_id', p_wake_id, 'applied', true, 'code', 'ok', 'state', v_state, 'agent_id', v_wake.agent_id,
                             'agent_slug', (select slug from public.agents where id = v_wake.agent_id),
-                            'consecutive_failures', v_failures) || public.wait_for_next_wake(v_wake.agent_id, v_settings);
+                            'consecutive_failures', v_failures) || public.wait_for_next_wake(v_wake.agent_id, v_settings,
+             case when v_state in ('interrupted', 'lost') then v_wake.claimed_at else now() end);
 end
 $$;
 
@@ -3473,11 +3475,14 @@ declare
   v_count integer := 0;
 begin
   for v_chain in
-    select agent.id, agent.slug, agent.tenant_id, array_agg(item.id) as item_ids, max(origin.chain_depth) as depth
-      from public.agents as agent
-      join public.agent_inbox_items as item on item.agent_id = agent.id and item.tenant_id = agent.tenant_id
-                                           and item.status in ('pending', 'failed') and item.attempt_count < item.max_attempts
-      join public.inbox_item_origins as origin on origin.item_id = item.id and origin.chain_depth >= v_limit
+    -- From the few deep origins to their items, and not the other way: no statistics may turn this into a look at every item.
+    with deep as materialized (
+      select origin.item_id, origin.chain_depth from public.inbox_item_origins as origin
+       where origin.tenant_id = p_instance.tenant_id and origin.chain_depth >= v_limit)
+    select agent.id, agent.slug, agent.tenant_id, array_agg(item.id) as item_ids, max(deep.chain_depth) as depth
+      from deep
+      join public.agent_inbox_items as item on item.id = deep.item_id and item.status in ('pending', 'failed') and item.attempt_count < item.max_attempts
+      join public.agents as agent on agent.id = item.agent_id and agent.tenant_id = item.tenant_id
      where agent.gateway_id = p_instance.gateway_id and agent.tenant_id = p_instance.tenant_id
      group by agent.id, agent.slug, agent.tenant_id
   loop
@@ -3628,7 +3633,7 @@ $$;
 
 COMMENT ON FUNCTION public.time_out_runs(p_tenant_id uuid) IS 'Claimed and running runs over their deadline become timed_out; the process one of our daemons has for them is asked to end.';
 
-CREATE FUNCTION public.wait_for_next_wake(p_agent_id uuid, p_settings jsonb) RETURNS jsonb
+CREATE FUNCTION public.wait_for_next_wake(p_agent_id uuid, p_settings jsonb, p_since timestamp with time zone) RETURNS jsonb
     LANGUAGE plpgsql
     SET search_path TO ''
     AS $$
@@ -3640,14 +3645,14 @@ begin
     return jsonb_build_object('next', v_gates.blocked[1], 'retry_in', extract(epoch from v_gates.retry_at - now()));
   end if;
   update public.agent_wake_state
-     set waitlisted_at = coalesce(waitlisted_at, now()), waitlist_path = coalesce(waitlist_path, 'waitlist'),
+     set waitlisted_at = coalesce(waitlisted_at, p_since), waitlist_path = coalesce(waitlist_path, 'waitlist'),
          waiting_since = coalesce(waiting_since, (select created_at from public.agent_inbox_items where id = v_gates.due_item_id)), updated_at = now()
    where agent_id = p_agent_id;
   return jsonb_build_object('next', 'waitlisted');
 end
 $$;
 
-COMMENT ON FUNCTION public.wait_for_next_wake(p_agent_id uuid, p_settings jsonb) IS 'After a wake: puts an agent with work left on the waitlist, or says when it may be looked at again.';
+COMMENT ON FUNCTION public.wait_for_next_wake(p_agent_id uuid, p_settings jsonb, p_since timestamp with time zone) IS 'After a wake: puts an agent with work left on the waitlist, waiting since p_since (one whose wake came to nothing keeps its place), or says when it may be looked at again.';
 
 CREATE FUNCTION public.waiting_workflow_groups(p_tenant_id uuid, p_estimates jsonb, p_budgets jsonb) RETURNS jsonb
     LANGUAGE sql STABLE
@@ -4763,6 +4768,8 @@ CREATE INDEX inbox_item_leases_by_open_token ON public.inbox_item_leases USING b
 
 CREATE INDEX inbox_item_leases_by_wake ON public.inbox_item_leases USING btree (wake_id) WHERE (wake_id IS NOT NULL);
 
+CREATE INDEX inbox_item_origins_by_depth ON public.inbox_item_origins USING btree (tenant_id, chain_depth);
+
 CREATE INDEX inbox_item_origins_by_wake ON public.inbox_item_origins USING btree (wake_id) WHERE (wake_id IS NOT NULL);
 
 CREATE UNIQUE INDEX inbox_item_origins_once ON public.inbox_item_origins USING btree (tenant_id, from_agent_id, request_key) WHERE (request_key IS NOT NULL);
@@ -5527,8 +5534,8 @@ GRANT ALL ON FUNCTION public.tight_budgets(p_budgets jsonb, p_estimates jsonb, p
 REVOKE ALL ON FUNCTION public.time_out_runs(p_tenant_id uuid) FROM PUBLIC;
 GRANT ALL ON FUNCTION public.time_out_runs(p_tenant_id uuid) TO service_role;
 
-REVOKE ALL ON FUNCTION public.wait_for_next_wake(p_agent_id uuid, p_settings jsonb) FROM PUBLIC;
-GRANT ALL ON FUNCTION public.wait_for_next_wake(p_agent_id uuid, p_settings jsonb) TO service_role;
+REVOKE ALL ON FUNCTION public.wait_for_next_wake(p_agent_id uuid, p_settings jsonb, p_since timestamp with time zone) FROM PUBLIC;
+GRANT ALL ON FUNCTION public.wait_for_next_wake(p_agent_id uuid, p_settings jsonb, p_since timestamp with time zone) TO service_role;
 
 REVOKE ALL ON FUNCTION public.waiting_workflow_groups(p_tenant_id uuid, p_estimates jsonb, p_budgets jsonb) FROM PUBLIC;
 GRANT ALL ON FUNCTION public.waiting_workflow_groups(p_tenant_id uuid, p_estimates jsonb, p_budgets jsonb) TO service_role;

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from typing import Any
@@ -9,6 +10,7 @@ from typing import Any
 from dispatcher.config import Settings, load_settings
 from dispatcher.errors import MigrationsMissing, RestError, UnknownGateway
 from dispatcher.instance.store import unknown_gateway_text
+from dispatcher.logs import configure_logging
 from dispatcher.supabase.rest import RestClient
 
 MISSING_FUNCTION = "PGRST202"
@@ -53,7 +55,7 @@ def migrations_missing(function: str) -> MigrationsMissing:
     """The error for a database without our functions."""
     return MigrationsMissing(
         f"The database has no function {function}: apply the migrations with `dispatcher migrate --db-url …` "
-        "(or `psql -f supabase/migrations/*.sql` in name order), then try again."
+        "(or each file of supabase/migrations with psql, in name order), then try again."
     )
 
 
@@ -61,7 +63,16 @@ def migrations_missing(function: str) -> MigrationsMissing:
 def operator() -> Iterator[Operator]:
     """An `Operator` for the settings in force, closed afterwards."""
     settings = load_settings()
-    rest = RestClient(settings.supabase_url, settings.supabase_service_role_key.get_secret_value())
+    key = settings.supabase_service_role_key.get_secret_value()
+    # What a library or a repeat has to say must not stand in front of the JSON on stdout.
+    configure_logging(
+        "warning",
+        gateway_id=settings.gateway_id,
+        tenant_id=str(settings.tenant_id),
+        secrets=[key],
+        stream=sys.stderr,
+    )
+    rest = RestClient(settings.supabase_url, key)
     try:
         yield Operator(settings, rest)
     finally:

@@ -48,8 +48,15 @@ def command(
             _say(f"Ready after {time.monotonic() - started:.1f} s: {stack.info.api_url}")
             _show(stack, directory, openclaw, keep)
     finally:
-        shutil.rmtree(directory, ignore_errors=True)
+        _remove(directory)
     _say("Everything is stopped, nothing is left.")
+
+
+def _remove(directory: Path) -> None:
+    from dispatcher.local.account import remove_data
+
+    remove_data(directory / "stack" / "postgres")  # as root the data lies elsewhere, behind a link
+    shutil.rmtree(directory, ignore_errors=True)
 
 
 def _show(stack: Stack, directory: Path, openclaw: Path | None, keep: bool) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Annotated, Any
@@ -18,18 +19,30 @@ SLACK_SECONDS = 5.0
 
 def command(
     file: Annotated[
-        Path, typer.Option("--file", envvar="HEARTBEAT_FILE", help="The daemon's heartbeat file.")
-    ] = DEFAULT_FILE,
+        Path | None,
+        typer.Option("--file", help="The daemon's heartbeat file; default: HEARTBEAT_FILE as the daemon reads it."),
+    ] = None,
     as_json: Annotated[bool, typer.Option("--json", help="Print one JSON document.")] = False,
 ) -> None:
     """End with 0 when the daemon is ok or degraded, 1 when it is failing, silent or absent."""
-    verdict = judge_heartbeat(read_heartbeat(file), datetime.now(UTC))
+    verdict = judge_heartbeat(read_heartbeat(file or _configured_file()), datetime.now(UTC))
     if as_json:
         print_json(verdict)
     else:
         print("\n".join([verdict["status"], *(f"  {cause}" for cause in verdict["causes"])]))
     if verdict["status"] not in ("ok", "degraded"):
         raise typer.Exit(1)
+
+
+def _configured_file() -> Path:
+    """Where the daemon's own settings put it; a health check must answer also where these are incomplete."""
+    from dispatcher.config import load_settings
+    from dispatcher.errors import SettingsError
+
+    try:
+        return load_settings().heartbeat_file
+    except SettingsError:
+        return Path(os.environ.get("HEARTBEAT_FILE") or DEFAULT_FILE)
 
 
 def judge_heartbeat(facts: dict[str, Any] | None, now: datetime) -> dict[str, Any]:

@@ -180,5 +180,10 @@ def _connect(db_url: str) -> "psycopg.Connection":
     try:
         # Prepared statements do not survive a pooler in transaction mode.
         return psycopg.connect(db_url, autocommit=True, prepare_threshold=None, connect_timeout=_CONNECT_SECONDS)
+    except psycopg.ProgrammingError as error:  # its text may hold a part of the password
+        raise DispatcherError(
+            "the database URL cannot be read: write it as postgresql://user:password@host:port/database, "
+            "with %XX for special characters"
+        ) from error
     except psycopg.OperationalError as error:
         raise ServiceUnavailable(f"the database could not be reached: {error}") from error

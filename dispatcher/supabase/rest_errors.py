@@ -158,7 +158,9 @@ def failure_of_transport(error: httpx.TransportError, url: str) -> Failure:
     """A request that brought no answer. The text names the address and the cause, never the key."""
     cause = str(error) or type(error).__name__
     if isinstance(error, httpx.ConnectError | httpx.ConnectTimeout | httpx.PoolTimeout | httpx.ProxyError):
-        return Failure(ServiceUnavailable(f"cannot reach {url}: {cause}"), Repeat.SAFE)
+        return Failure(
+            ServiceUnavailable(f"cannot reach {url}: {cause}; check SUPABASE_URL and the network"), Repeat.SAFE
+        )
     if isinstance(error, httpx.UnsupportedProtocol | httpx.LocalProtocolError):
         return Failure(RestError(f"cannot ask {url}: {cause}"), Repeat.NEVER)
     if isinstance(error, httpx.TimeoutException):

@@ -118,6 +118,7 @@ create table if not exists public.inbox_item_origins (
   created_at timestamptz not null default now()
 );
 comment on table public.inbox_item_origins is 'Where an item came from when an agent posted it: the wake, the sender, and how long the chain of wakes has grown.';
+create index if not exists inbox_item_origins_by_depth on public.inbox_item_origins (tenant_id, chain_depth);
 create index if not exists inbox_item_origins_by_wake on public.inbox_item_origins (wake_id) where wake_id is not null;
 create unique index if not exists inbox_item_origins_once on public.inbox_item_origins (tenant_id, from_agent_id, request_key) where request_key is not null;
 

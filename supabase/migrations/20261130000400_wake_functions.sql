@@ -583,7 +583,8 @@ begin
   if v_wake.ended_at is not null then
     -- Whoever asks again did not hear the first answer, and so not when to look at the agent next.
     return jsonb_build_object('wake_id', p_wake_id, 'applied', false, 'code', 'already', 'state', v_wake.state, 'agent_id', v_wake.agent_id)
-           || public.wait_for_next_wake(v_wake.agent_id, v_settings);
+           || public.wait_for_next_wake(v_wake.agent_id, v_settings,
+             case when v_wake.state in ('interrupted', 'lost') then v_wake.claimed_at else now() end);
   end if;
   perform set_config('dispatcher.quiet', 'on', true);
   v_state := public.wake_end_state(v_wake, p_ending, p_exit_code);
@@ -610,13 +611,15 @@ begin
   end if;
   return jsonb_build_object('wake_id', p_wake_id, 'applied', true, 'code', 'ok', 'state', v_state, 'agent_id', v_wake.agent_id,
                             'agent_slug', (select slug from public.agents where id = v_wake.agent_id),
-                            'consecutive_failures', v_failures) || public.wait_for_next_wake(v_wake.agent_id, v_settings);
+                            'consecutive_failures', v_failures) || public.wait_for_next_wake(v_wake.agent_id, v_settings,
+             case when v_state in ('interrupted', 'lost') then v_wake.claimed_at else now() end);
 end
 $$;
 comment on function public.end_wake(uuid, uuid, text, integer, text) is
   'Ends a wake: final state, leases released, failures counted, and what is next for its agent (waitlisted, or retry_in seconds). p_ending: exited, timed_out, interrupted, lost, spawn_failed. Needs the claim token.';
 
-create or replace function public.wait_for_next_wake(p_agent_id uuid, p_settings jsonb) returns jsonb
+drop function if exists public.wait_for_next_wake(uuid, jsonb);
+create or replace function public.wait_for_next_wake(p_agent_id uuid, p_settings jsonb, p_since timestamptz) returns jsonb
 language plpgsql volatile set search_path = ''
 as $$
 declare
@@ -627,13 +630,13 @@ begin
     return jsonb_build_object('next', v_gates.blocked[1], 'retry_in', extract(epoch from v_gates.retry_at - now()));
   end if;
   update public.agent_wake_state
-     set waitlisted_at = coalesce(waitlisted_at, now()), waitlist_path = coalesce(waitlist_path, 'waitlist'),
+     set waitlisted_at = coalesce(waitlisted_at, p_since), waitlist_path = coalesce(waitlist_path, 'waitlist'),
          waiting_since = coalesce(waiting_since, (select created_at from public.agent_inbox_items where id = v_gates.due_item_id)), updated_at = now()
    where agent_id = p_agent_id;
   return jsonb_build_object('next', 'waitlisted');
 end
 $$;
-comment on function public.wait_for_next_wake(uuid, jsonb) is 'After a wake: puts an agent with work left on the waitlist, or says when it may be looked at again.';
+comment on function public.wait_for_next_wake(uuid, jsonb, timestamptz) is 'After a wake: puts an agent with work left on the waitlist, waiting since p_since (one whose wake came to nothing keeps its place), or says when it may be looked at again.';
 
 create or replace function public.report_wakes(p_instance_id uuid, p_reports jsonb, p_claim_limit integer, p_request uuid) returns jsonb
 language plpgsql volatile set search_path = '' set lock_timeout = '3s'
@@ -907,11 +910,14 @@ declare
   v_count integer := 0;
 begin
   for v_chain in
-    select agent.id, agent.slug, agent.tenant_id, array_agg(item.id) as item_ids, max(origin.chain_depth) as depth
-      from public.agents as agent
-      join public.agent_inbox_items as item on item.agent_id = agent.id and item.tenant_id = agent.tenant_id
-                                           and item.status in ('pending', 'failed') and item.attempt_count < item.max_attempts
-      join public.inbox_item_origins as origin on origin.item_id = item.id and origin.chain_depth >= v_limit
+    -- From the few deep origins to their items, and not the other way: no statistics may turn this into a look at every item.
+    with deep as materialized (
+      select origin.item_id, origin.chain_depth from public.inbox_item_origins as origin
+       where origin.tenant_id = p_instance.tenant_id and origin.chain_depth >= v_limit)
+    select agent.id, agent.slug, agent.tenant_id, array_agg(item.id) as item_ids, max(deep.chain_depth) as depth
+      from deep
+      join public.agent_inbox_items as item on item.id = deep.item_id and item.status in ('pending', 'failed') and item.attempt_count < item.max_attempts
+      join public.agents as agent on agent.id = item.agent_id and agent.tenant_id = item.tenant_id
      where agent.gateway_id = p_instance.gateway_id and agent.tenant_id = p_instance.tenant_id
      group by agent.id, agent.slug, agent.tenant_id
   loop

@@ -76,9 +76,11 @@ def test_parts_stop_and_start_again_on_their_ports(stack: Stack) -> None:
 
 def test_a_stop_leaves_no_thread_and_no_process(tmp_path: Path) -> None:
     stack = project_stack(tmp_path / "stack", durable=False)
+    before = set(psutil.Process().children(recursive=True))  # the cluster of other tests in this process
     with stack:
-        family = psutil.Process().children(recursive=True)
+        family = set(psutil.Process().children(recursive=True)) - before
         postgres = stack.postgres
+    assert family
     assert not [process for process in family if process.is_running()]
     assert "local-gateway" not in {thread.name for thread in threading.enumerate()}
     postgres.destroy()
@@ -110,6 +112,7 @@ def test_an_occupied_port_is_passed_over(server: PostgresServer) -> None:
 def test_a_port_lost_in_the_last_moment_is_passed_over(server: PostgresServer, monkeypatch: pytest.MonkeyPatch) -> None:
     server.stop()
     with socket.socket() as taken:
+        taken.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)  # closed connections still rest on it
         taken.bind(("127.0.0.1", server.port))
         taken.listen()
         monkeypatch.setattr("dispatcher.local.postgres.is_port_free", lambda _: True)

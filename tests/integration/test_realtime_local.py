@@ -8,10 +8,13 @@ import pytest
 
 from dispatcher.local.api import Api
 from dispatcher.supabase.realtime import Hint, RealtimeService, RealtimeState, RealtimeTimings
+from dispatcher.supabase.realtime_paths import changes_plan
 from dispatcher.supabase.rest import RestClient
 from tests.support.database import Database
 from tests.support.seed import DEFAULT_TENANT, Seed
 from tests.support.waiting import wait_until
+
+CHANGES_CHANNELS = len(changes_plan("tenant", "instance", split=False))
 
 # The library itself asks websockets for a property that websockets has deprecated.
 pytestmark = pytest.mark.filterwarnings(r"ignore:ConnectionClosed\.\w+ is deprecated")
@@ -127,10 +130,11 @@ def pending(daemon: Daemon) -> list[str]:
 @pytest.mark.parametrize("daemon", ["postgres_changes"], indirect=True)
 def test_ff14_dead_changes_are_noticed_and_revived_on_the_same_socket(daemon: Daemon, api: Api, seed: Seed) -> None:
     daemon.until("ready", "postgres_changes")
+    wait_until(lambda: len(daemon.ready) == CHANGES_CHANNELS)
     api.faults(realtime={"changes_dead": True})
     daemon.beat()
     wait_until(lambda: any(state.status == "deaf" for state in daemon.states))
-    wait_until(lambda: len(daemon.ready) >= 3)
+    wait_until(lambda: len(daemon.ready) > CHANGES_CHANNELS)
     daemon.beat()
     daemon.until("ready", "postgres_changes")
     item = seed.item("ada")

@@ -119,7 +119,7 @@ def burst(items: int = 1000) -> None:
         stand_in = StandIn(stack.directory / "bench")
         proxy = Proxy(int(stack.info.api_url.rsplit(":", 1)[1]))
         make_agents(connection, "burst", 1)
-        settings = {"OPENCLAW_BIN": stand_in.path, "WAKE_COOLDOWN": 30, "HEARTBEAT_INTERVAL": 60}
+        settings = {"OPENCLAW_BIN": stand_in.path, "WAKE_COOLDOWN": 30, "HEARTBEAT_INTERVAL": 20}
         with running_daemon(stack, proxy.url, stack.directory / "bench", "burst", **settings):
             before = len(proxy.calls)
             for _ in range(items):

@@ -10,7 +10,7 @@ def main() -> None:
     if sys.argv[1:2] == ["run"]:
         _keep_console_libraries_out()
     # Imported here: the line above must come before structlog and httpx are loaded.
-    from dispatcher.cli.main import run_command_line  # noqa: PLC0415
+    from dispatcher.cli.main import run_command_line  # noqa: PLC0415 - after the check above, which must come first
 
     sys.exit(run_command_line(sys.argv[1:]))
 

@@ -377,6 +377,8 @@ class Daemon:
             self._reporter.put(Ended(wake.wake_id, adoption.claim_token, "exited"))
 
     def _on_lost(self, wake: OpenWake) -> None:
+        if self._book.get(wake.wake_id) is not None:
+            return  # our own child, whose row lost its owner: its waiter tells how it really ended
         self._reporter.put(Ended(wake.wake_id, wake.claim_token, "lost", error="its process and its daemon are gone"))
 
     def _on_unstarted(self, wake: OpenWake) -> None:
@@ -515,7 +517,7 @@ def _counted(count: Callable[..., None]) -> Callable[..., None]:
     def call(*facts: object) -> None:
         try:
             count(*facts)
-        except Exception as error:  # noqa: BLE001 - as said
+        except Exception as error:  # noqa: BLE001 - whatever a metrics library raises
             log.warning(events.METRICS_FAILED, msg="Could not count", error=str(error))
 
     return call

@@ -76,5 +76,5 @@ def test_stopping_at_once_leaves_no_connection_half_made(
     for _ in range(5):
         with running_api(database, project_keys, tmp_path):
             pass
-    others = "select count(*) from pg_stat_activity where backend_type = 'client backend' and pid <> pg_backend_pid()"
+    others = "select count(*) from pg_stat_activity where datname = current_database() and pid <> pg_backend_pid()"
     wait_until(lambda: database.value(others) == 0, 10)

@@ -84,7 +84,6 @@ class Daemon:
         self._health = Health()
         self._ending = threading.Event()
         self._group: ServiceGroup | None = None
-        # SimpleQueue, because its put may be called from a signal handler that interrupted its own get.
         self._registered: queue.SimpleQueue[Registration | BaseException | None] = queue.SimpleQueue()
         key = settings.supabase_service_role_key.get_secret_value()
         self._meter, self._serve_metrics = _meter(settings)
@@ -398,20 +397,20 @@ class Daemon:
 
     # -- the life of the daemon
 
-    def run(self, is_stop_asked: Callable[[], bool] = lambda: False) -> int:
-        """Runs until a signal or the unasked end of a service; the exit code of the process.
+    def run(self, signals: SignalCollector) -> int:
+        """Runs until a signal, now or before, or the unasked end of a service; the exit code of the process.
 
-        `is_stop_asked` says whether a signal came before this call. Raises what the registration raises.
+        Raises what the registration raises.
         """
         prepare_parent()
-        with SignalCollector(self._on_signal) as signals:
-            registration = None if is_stop_asked() else self._register_unless_told_to_stop()
-            if registration is None:
-                return self._end_unregistered()
-            self._group = group = self._build_services(registration)
-            if signals.count:  # before there was a group to interrupt
-                group.interrupt()
-            return self._work(group, registration)
+        signals.listen(self._on_signal)
+        registration = None if signals.count else self._register_unless_told_to_stop()
+        if registration is None:
+            return self._end_unregistered()
+        self._group = group = self._build_services(registration)
+        if signals.count:  # before there was a group to interrupt
+            group.interrupt()
+        return self._work(group, registration)
 
     def _work(self, group: ServiceGroup, registration: Registration) -> int:
         self._adopter.settle(registration.open_wakes)
@@ -422,7 +421,7 @@ class Daemon:
         return 0 if ended is None else ended.exit_code
 
     def _on_signal(self, count: int) -> None:
-        """In the signal handler: does only what is safe there."""
+        """In the thread of the collector; the main one waits for the registration or for the group."""
         if count > 1:
             self._supervisor.hurry()
         self._registered.put(None)

@@ -163,7 +163,6 @@ class Supervisor:
         self._ended_alone: deque[str] = deque(maxlen=REMEMBERED_ENDINGS)
         self._is_closed = False
         self._reaper = OrphanReaper()
-        # SimpleQueue, because `hurry` may be called from a signal handler.
         self._news: queue.SimpleQueue[None] = queue.SimpleQueue()
         self._is_hurried = False
 
@@ -400,7 +399,7 @@ class Supervisor:
         return True
 
     def hurry(self) -> None:
-        """Ends the grace `stop_all` is giving, or will give. Safe in a signal handler."""
+        """Ends the grace `stop_all` is giving, or will give."""
         self._is_hurried = True
         self._news.put(None)
 

@@ -2,11 +2,9 @@
 
 from __future__ import annotations
 
-import contextlib
 import gc
 import os
-import queue
-from collections.abc import Callable
+import threading
 
 import typer
 
@@ -23,21 +21,21 @@ def command() -> None:
 
 
 def _run() -> int:
-    # SimpleQueue, because its put may be called from a signal handler that interrupted its own get.
-    told: queue.SimpleQueue[None] = queue.SimpleQueue()
-    with SignalCollector(lambda _count: told.put(None)) as signals:
-        settings = _await_settings(told)
-        return 0 if settings is None else _run_daemon(settings, lambda: signals.count > 0)
+    told_to_stop = threading.Event()
+    with SignalCollector() as signals:
+        signals.listen(lambda _count: told_to_stop.set())
+        settings = _await_settings(told_to_stop)
+        return 0 if settings is None else _run_daemon(settings, signals)
 
 
-def _run_daemon(settings: Settings, is_stop_asked: Callable[[], bool]) -> int:
+def _run_daemon(settings: Settings, signals: SignalCollector) -> int:
     _configure_logging(settings)
     # Imported here: what only a running daemon needs costs nothing to a start that fails before.
     from dispatcher.app import Daemon
 
     daemon = Daemon(settings, os.environ)
     gc.freeze()
-    return daemon.run(is_stop_asked)
+    return daemon.run(signals)
 
 
 def _configure_logging(settings: Settings) -> None:
@@ -51,7 +49,7 @@ def _configure_logging(settings: Settings) -> None:
     )
 
 
-def _await_settings(told_to_stop: queue.SimpleQueue[None]) -> Settings | None:
+def _await_settings(told_to_stop: threading.Event) -> Settings | None:
     """The settings; while WAIT_FOR_CONFIG is true, waits for those that are missing and says so once.
 
     None when it was told to stop meanwhile.
@@ -64,8 +62,7 @@ def _await_settings(told_to_stop: queue.SimpleQueue[None]) -> Settings | None:
             if not told:
                 _tell_waiting(pending)
             told = True
-            with contextlib.suppress(queue.Empty):
-                told_to_stop.get(timeout=ASK_AGAIN_SECONDS)
+            if told_to_stop.wait(ASK_AGAIN_SECONDS):
                 return None
 
 

@@ -23,7 +23,6 @@ class ServiceGroup:
         self.services = tuple(services)
         self._stopped_first = frozenset(stopped_first)
         self._started: list[Service] = []
-        # SimpleQueue, because its put may be called from a signal handler that interrupted its own get.
         self._news: queue.SimpleQueue[Service | None] = queue.SimpleQueue()
 
     def start(self) -> None:
@@ -37,7 +36,7 @@ class ServiceGroup:
             raise
 
     def interrupt(self) -> None:
-        """Ends one `wait_for_end`. Safe in a signal handler."""
+        """Ends one `wait_for_end`."""
         self._news.put(None)
 
     def wait_for_end(self, timeout: float | None = None) -> Service | None:

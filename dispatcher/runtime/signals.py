@@ -1,40 +1,61 @@
-"""SIGTERM and SIGINT, counted."""
+"""SIGTERM and SIGINT, counted as they come, whichever thread the kernel gives them to."""
 
 from __future__ import annotations
 
+import os
 import signal
+import threading
 from collections.abc import Callable, Sequence
-from types import FrameType, TracebackType
+from types import TracebackType
 from typing import Any, Self
 
 STOP_SIGNALS = (signal.SIGTERM, signal.SIGINT)
 
 
 class SignalCollector:
-    """While entered, the signals are collected instead of acted on. Main thread only.
+    """While entered, the signals are collected instead of acted on. Enter and leave in the main thread.
 
-    `on_signal` is called in the handler with the number received so far: it may only do what is safe there,
-    such as putting into a `SimpleQueue`. The handlers before are put back at the exit.
+    Python runs a handler in the main thread alone, and not before that thread's next instruction: one that waits
+    for a lock sleeps on when the kernel gave the signal to another thread, or gave it a moment before the wait
+    began. So a thread of this collector reads what the interpreter itself writes at once
+    (`signal.set_wakeup_fd`), and counts and tells there. The handlers before are put back at the exit.
     """
 
-    def __init__(
-        self,
-        on_signal: Callable[[int], object] = lambda _count: None,
-        signals: Sequence[signal.Signals] = STOP_SIGNALS,
-    ) -> None:
-        self.received: list[int] = []
-        self._on_signal = on_signal
+    def __init__(self, signals: Sequence[signal.Signals] = STOP_SIGNALS) -> None:
         self._signals = tuple(signals)
         self._before: dict[signal.Signals, Any] = {}
+        self._lock = threading.Lock()
+        self._received: list[int] = []
+        self._listener: Callable[[int], object] = lambda _count: None
+
+    @property
+    def received(self) -> tuple[int, ...]:
+        """The numbers of those that have come, in order."""
+        return tuple(self._received)
 
     @property
     def count(self) -> int:
         """How many have come."""
-        return len(self.received)
+        return len(self._received)
+
+    def listen(self, listener: Callable[[int], object]) -> None:
+        """From now on calls `listener` with the number received so far; at once for each that has come already.
+
+        It takes the place of an earlier listener, and is called in a thread of its own, one call at a time.
+        """
+        with self._lock:
+            self._listener = listener
+            for number in range(len(self._received)):
+                listener(number + 1)
 
     def __enter__(self) -> Self:
+        self._read_end, self._write_end = os.pipe()
+        os.set_blocking(self._write_end, False)
+        self._wakeup_before = signal.set_wakeup_fd(self._write_end, warn_on_full_buffer=False)
+        self._thread = threading.Thread(target=self._collect, name="signals", daemon=True)
+        self._thread.start()
         for number in self._signals:
-            self._before[number] = signal.signal(number, self._collect)
+            self._before[number] = signal.signal(number, _leave_to_the_collector)
         return self
 
     def __exit__(
@@ -47,7 +68,22 @@ class SignalCollector:
             # None: the handler was not installed from Python and cannot be put back.
             signal.signal(number, handler if handler is not None else signal.SIG_DFL)
         self._before.clear()
+        signal.set_wakeup_fd(self._wakeup_before)
+        os.close(self._write_end)
+        self._thread.join()
+        os.close(self._read_end)
 
-    def _collect(self, number: int, _frame: FrameType | None) -> None:
-        self.received.append(number)
-        self._on_signal(len(self.received))
+    def _collect(self) -> None:
+        while numbers := os.read(self._read_end, 512):
+            for number in numbers:
+                if number in self._signals:  # a wakeup descriptor is told of every signal Python handles
+                    self._count(number)
+
+    def _count(self, number: int) -> None:
+        with self._lock:
+            self._received.append(number)
+            self._listener(len(self._received))
+
+
+def _leave_to_the_collector(_number: int, _frame: object) -> None:
+    """The interpreter notes a signal for the collector only while it has a handler in Python."""

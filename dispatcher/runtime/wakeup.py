@@ -20,8 +20,8 @@ MAX_PAYLOAD = 500
 class Wakeup(Generic[Key]):
     """A set of keys somebody should look at, each with what the hints about it named.
 
-    Setting a key that is waiting already merges the payloads and keeps its place. Thread-safe; not for
-    signal handlers. After `close` no wait blocks any more.
+    Setting a key that is waiting already merges the payloads and keeps its place. Thread-safe. After
+    `close` no wait blocks any more.
     """
 
     def __init__(self) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import queue
 import signal
 import threading
 import time
@@ -569,24 +570,63 @@ def test_the_interval_is_asked_anew_and_jittered() -> None:
 
 
 def test_signals_are_collected_counted_and_given_back() -> None:
-    before = signal.getsignal(signal.SIGTERM)
-    counts: list[int] = []
-    with SignalCollector(counts.append) as signals:
+    before, wakeup_before = signal.getsignal(signal.SIGTERM), signal.set_wakeup_fd(-1)
+    counts: queue.SimpleQueue[int] = queue.SimpleQueue()
+    with SignalCollector() as signals:
+        signals.listen(counts.put)
         os.kill(os.getpid(), signal.SIGTERM)
+        assert counts.get(timeout=DEADLINE) == 1
         os.kill(os.getpid(), signal.SIGINT)
-    assert signals.received == [signal.SIGTERM, signal.SIGINT]
+        assert counts.get(timeout=DEADLINE) == 2
+    assert signals.received == (signal.SIGTERM, signal.SIGINT)
     assert signals.count == 2
-    assert counts == [1, 2]
     assert signal.getsignal(signal.SIGTERM) is before
+    assert signal.set_wakeup_fd(-1) == wakeup_before
+
+
+def test_whoever_listens_late_is_told_of_what_has_come() -> None:
+    early: queue.SimpleQueue[int] = queue.SimpleQueue()
+    late: list[int] = []
+    with SignalCollector() as signals:
+        signals.listen(early.put)
+        os.kill(os.getpid(), signal.SIGTERM)
+        early.get(timeout=DEADLINE)
+        signals.listen(late.append)
+        assert late == [1]
+
+
+def test_other_signals_are_none_of_its_business() -> None:
+    handled = threading.Event()
+    before = signal.signal(signal.SIGUSR1, lambda *_: handled.set())
+    try:
+        with SignalCollector() as signals:
+            os.kill(os.getpid(), signal.SIGUSR1)
+            assert handled.wait(DEADLINE)
+            assert signals.count == 0
+    finally:
+        signal.signal(signal.SIGUSR1, before)
+
+
+def test_a_signal_given_to_another_thread_is_told_while_the_main_one_waits() -> None:
+    """Python's own handler would run when the main thread's wait is over: never, when it has no end."""
+    told: queue.SimpleQueue[int] = queue.SimpleQueue()
+    with SignalCollector() as signals:
+        signals.listen(told.put)
+        elsewhere = threading.Thread(target=lambda: signal.pthread_kill(threading.get_ident(), signal.SIGTERM))
+        timer = threading.Timer(0.05, elsewhere.start)
+        timer.start()
+        assert told.get(timeout=DEADLINE) == 1
+        timer.join()
 
 
 def test_a_signal_ends_the_wait_for_a_group() -> None:
     group = ServiceGroup([Waiting("a")])
     group.start()
-    with SignalCollector(lambda _count: group.interrupt()) as signals:
+    with SignalCollector() as signals:
+        signals.listen(lambda _count: group.interrupt())
         timer = threading.Timer(0.05, os.kill, (os.getpid(), signal.SIGTERM))
         timer.start()
         assert group.wait_for_end(DEADLINE) is None
+        assert signals.count == 1
         timer.join()
-    assert signals.count == 1
     group.stop(DEADLINE)

@@ -17,6 +17,7 @@ from dispatcher.cli import run
 from dispatcher.config import Settings, load_settings
 from dispatcher.errors import ConfigurationPending, ServiceUnavailable
 from dispatcher.instance.store import InstanceStore
+from dispatcher.runtime.signals import SignalCollector
 
 
 @pytest.mark.parametrize(
@@ -65,7 +66,8 @@ def test_a_signal_while_the_registration_hangs_ends_with_0(settings: Settings) -
     daemon = Daemon(settings, {})
     daemon._instances = instances = Instances(hang)
     started = time.monotonic()
-    assert daemon.run() == 0
+    with SignalCollector() as signals:
+        assert daemon.run(signals) == 0
     hanging.set()
     assert time.monotonic() - started < 10
     assert len(instances.goodbyes) == 1
@@ -75,7 +77,12 @@ def test_a_signal_before_the_registration_ends_with_0_and_asks_nothing(settings:
     daemon = Daemon(settings, {})
     asked: list[str] = []
     daemon._instances = Instances(lambda: asked.append("register"))
-    assert daemon.run(lambda: True) == 0
+    came = threading.Event()
+    with SignalCollector() as signals:
+        signals.listen(lambda _count: came.set())
+        os.kill(os.getpid(), signal.SIGTERM)
+        assert came.wait(10)
+        assert daemon.run(signals) == 0
     assert asked == []
 
 
@@ -85,8 +92,8 @@ def test_a_registration_that_fails_is_raised(settings: Settings) -> None:
 
     daemon = Daemon(settings, {})
     daemon._instances = Instances(fail)
-    with pytest.raises(ServiceUnavailable):
-        daemon.run()
+    with SignalCollector() as signals, pytest.raises(ServiceUnavailable):
+        daemon.run(signals)
 
 
 def test_a_goodbye_that_hangs_is_not_waited_for(settings: Settings) -> None:

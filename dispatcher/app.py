@@ -29,13 +29,14 @@ from dispatcher.config import Settings
 from dispatcher.errors import MigrationsMissing, RestError, ShuttingDown
 from dispatcher.inbox.book import BookedWake, WakeBook
 from dispatcher.inbox.decisions import Decisions
+from dispatcher.inbox.hints import Hints, LocalAgents
 from dispatcher.inbox.launcher import Launcher
 from dispatcher.inbox.model import Ended, Grant, ReportResult
 from dispatcher.inbox.reporter import Reporter
 from dispatcher.inbox.settings import wake_settings
 from dispatcher.inbox.store import InboxStore
 from dispatcher.inbox.sweep import Sweeper
-from dispatcher.inbox.worker import Hints, LocalAgents, WakeWorker
+from dispatcher.inbox.worker import WakeWorker
 from dispatcher.instance.adoption import Adopter, Host
 from dispatcher.instance.model import Adoption, OpenWake, Registration
 from dispatcher.instance.service import Heart, HeartbeatFile
@@ -97,13 +98,15 @@ class Daemon:
 
     def _build_inbox(self) -> None:
         settings = self._settings
-        self._book = WakeBook()
+        self._book = WakeBook(on_deferred=self._look_again)
         self._agents = LocalAgents()
         self._due: DueTimes[UUID] = DueTimes()
-        self._hints = Hints(self._agents, self._due)
+        self._hints = Hints(self._agents, self._due, self._book)
         self._store = InboxStore(self._rest, lambda: self._instance_id, self._book)
         self._launcher = self._build_launcher()
-        self._decisions = Decisions(self._launcher.launch, self._due, on_decision=_counted(self._meter.decided))
+        self._decisions = Decisions(
+            self._launcher.launch, self._due, rest=self._hints.rest, on_decision=_counted(self._meter.decided)
+        )
         self._supervisor = Supervisor(
             self._on_process_end, settings.agent_process_timeout, output_dir=settings.agent_output_dir
         )
@@ -312,6 +315,9 @@ class Daemon:
             self._hints.item(UUID(hint.agent_id), [UUID(item) for item in hint.item_ids], hint.path)
         else:
             self._hints.agent(UUID(hint.agent_id))
+
+    def _look_again(self, agent_id: UUID) -> None:
+        self._hints.agent(agent_id)
 
     def _on_ready(self, _path: str) -> None:
         """What came before the subscription has no hint: a sweep follows every readiness."""

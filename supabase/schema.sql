@@ -536,7 +536,7 @@ begin
        where agent_id = p_agent_id and waitlisted_at is not null;
     end if;
     return jsonb_build_object('granted', false, 'agent_id', p_agent_id, 'agent_slug', v_agent.slug, 'skip_reason', v_gates.blocked[1],
-                              'retry_in', extract(epoch from v_gates.retry_at - now()));
+                              'retry_in', extract(epoch from v_gates.retry_at - now()), 'failures', v_gates.failures);
   end if;
 
   -- item_ids: those that hints named (at most 100), else the oldest; then the ones the agent will lease first.
@@ -1436,7 +1436,7 @@ begin
         v_oldest := v_oldest || v_agent.created_at;
       else
         v_skipped := v_skipped || jsonb_build_object('granted', false, 'agent_id', v_agent.id, 'agent_slug', v_agent.slug,
-          'skip_reason', v_gates.blocked[1], 'retry_in', extract(epoch from v_gates.retry_at - now()));
+          'skip_reason', v_gates.blocked[1], 'retry_in', extract(epoch from v_gates.retry_at - now()), 'failures', v_gates.failures);
       end if;
     exception when query_canceled then
       raise;
@@ -3763,7 +3763,7 @@ $$;
 
 COMMENT ON FUNCTION public.wake_end_state(p_wake public.agent_wakes, p_ending text, p_exit_code integer) IS 'The state a wake ends in. Exit 0 without progress is no_progress; an unknown exit code (adopted child) is judged by progress alone.';
 
-CREATE FUNCTION public.wake_gates(p_agent_id uuid, p_settings jsonb, p_all boolean DEFAULT false, OUT blocked text[], OUT retry_at timestamp with time zone, OUT due_item_id uuid, OUT chain_depth integer) RETURNS record
+CREATE FUNCTION public.wake_gates(p_agent_id uuid, p_settings jsonb, p_all boolean DEFAULT false, OUT blocked text[], OUT retry_at timestamp with time zone, OUT due_item_id uuid, OUT chain_depth integer, OUT failures integer) RETURNS record
     LANGUAGE plpgsql STABLE
     SET search_path TO ''
     AS $$
@@ -3786,6 +3786,7 @@ begin
     left join public.agent_budgets as budget on budget.agent_id = agent.id
    where agent.id = p_agent_id;
   v_state := v_facts.wake_state;
+  failures := coalesce(v_state.consecutive_failures, 0);
 
   if v_state.consecutive_failures >= (p_settings ->> 'max_consecutive_failures')::integer then
     blocked := blocked || 'stalled'::text;
@@ -3844,7 +3845,7 @@ begin
 end
 $$;
 
-COMMENT ON FUNCTION public.wake_gates(p_agent_id uuid, p_settings jsonb, p_all boolean, OUT blocked text[], OUT retry_at timestamp with time zone, OUT due_item_id uuid, OUT chain_depth integer) IS 'The gates of one agent in their order (all but the cap): blocked = the reasons that refuse a wake, the first one unless p_all; retry_at = when waiting alone would open it; due_item_id = the oldest item to work on.';
+COMMENT ON FUNCTION public.wake_gates(p_agent_id uuid, p_settings jsonb, p_all boolean, OUT blocked text[], OUT retry_at timestamp with time zone, OUT due_item_id uuid, OUT chain_depth integer, OUT failures integer) IS 'The gates of one agent in their order (all but the cap): blocked = the reasons that refuse a wake, the first one unless p_all; retry_at = when waiting alone would open it; due_item_id = the oldest item to work on; failures = its failures in a row.';
 
 CREATE FUNCTION public.wake_grant(p_wake public.agent_wakes) RETURNS jsonb
     LANGUAGE plpgsql STABLE
@@ -5555,8 +5556,8 @@ GRANT ALL ON FUNCTION public.wake_cooldown_ends(p_state public.agent_wake_state,
 REVOKE ALL ON FUNCTION public.wake_end_state(p_wake public.agent_wakes, p_ending text, p_exit_code integer) FROM PUBLIC;
 GRANT ALL ON FUNCTION public.wake_end_state(p_wake public.agent_wakes, p_ending text, p_exit_code integer) TO service_role;
 
-REVOKE ALL ON FUNCTION public.wake_gates(p_agent_id uuid, p_settings jsonb, p_all boolean, OUT blocked text[], OUT retry_at timestamp with time zone, OUT due_item_id uuid, OUT chain_depth integer) FROM PUBLIC;
-GRANT ALL ON FUNCTION public.wake_gates(p_agent_id uuid, p_settings jsonb, p_all boolean, OUT blocked text[], OUT retry_at timestamp with time zone, OUT due_item_id uuid, OUT chain_depth integer) TO service_role;
+REVOKE ALL ON FUNCTION public.wake_gates(p_agent_id uuid, p_settings jsonb, p_all boolean, OUT blocked text[], OUT retry_at timestamp with time zone, OUT due_item_id uuid, OUT chain_depth integer, OUT failures integer) FROM PUBLIC;
+GRANT ALL ON FUNCTION public.wake_gates(p_agent_id uuid, p_settings jsonb, p_all boolean, OUT blocked text[], OUT retry_at timestamp with time zone, OUT due_item_id uuid, OUT chain_depth integer, OUT failures integer) TO service_role;
 
 REVOKE ALL ON FUNCTION public.wake_grant(p_wake public.agent_wakes) FROM PUBLIC;
 GRANT ALL ON FUNCTION public.wake_grant(p_wake public.agent_wakes) TO service_role;

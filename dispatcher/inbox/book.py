@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import contextlib
 import threading
-from collections.abc import Iterator
+import time
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
 from uuid import UUID
 
@@ -21,12 +22,18 @@ class BookedWake:
 
 
 class WakeBook:
-    """Thread-safe table of `BookedWake` by wake id. A wake in here is renewed by every heartbeat."""
+    """Thread-safe table of `BookedWake` by wake id. A wake in here is renewed by every heartbeat.
 
-    def __init__(self) -> None:
+    `on_deferred` gets the agents that are to be looked at now that their wake has left.
+    """
+
+    def __init__(self, on_deferred: Callable[[UUID], object] = lambda _agent_id: None) -> None:
+        self._on_deferred = on_deferred
         self._lock = threading.Lock()
         self._wakes: dict[UUID, BookedWake] = {}
         self._requests: set[UUID] = set()
+        # By agent: when a look at it was last put off, on the monotonic clock.
+        self._deferred: dict[UUID, float] = {}
 
     @contextlib.contextmanager
     def asking(self, request: UUID) -> Iterator[None]:
@@ -57,9 +64,30 @@ class WakeBook:
         with self._lock:
             return self._wakes.get(wake_id)
 
-    def remove(self, wake_id: UUID) -> None:
+    def defer(self, agent_id: UUID) -> bool:
+        """Whether a wake of this agent is in here; a look at it then waits until it has left."""
         with self._lock:
-            self._wakes.pop(wake_id, None)
+            is_booked = self._is_booked(agent_id)
+            if is_booked:
+                self._deferred[agent_id] = time.monotonic()
+            return is_booked
+
+    def remove(self, wake_id: UUID, told_since: float | None = None) -> None:
+        """The wake is ours no more.
+
+        `told_since` is when the database was asked what is next for the agent, on the monotonic clock, if it said so:
+        a look put off before is answered by that. One put off later is due now.
+        """
+        with self._lock:
+            wake = self._wakes.pop(wake_id, None)
+            if wake is None or self._is_booked(wake.agent_id):
+                return
+            deferred_at = self._deferred.pop(wake.agent_id, None)
+        if deferred_at is not None and (told_since is None or deferred_at >= told_since):
+            self._on_deferred(wake.agent_id)
+
+    def _is_booked(self, agent_id: UUID) -> bool:
+        return any(wake.agent_id == agent_id for wake in self._wakes.values())
 
     def ids(self) -> list[UUID]:
         with self._lock:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import random
-from collections.abc import Callable, Collection, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from uuid import UUID
 
 from dispatcher import events
@@ -14,6 +14,15 @@ from dispatcher.runtime.wakeup import DueTimes
 log = get_logger(__name__)
 
 RETRY_AFTER_ERROR = 30.0
+# How long a refusal by these gates stands for items to come. What opens them (a slot, a wake's end elsewhere, an
+# agent or a budget changed) is a hint or a verdict of its own; the bound is for the one that was not heard.
+REST_SECONDS: Mapping[str, float] = {
+    "concurrency_limit": 5.0,
+    "wake_in_flight": 1.0,
+    "agent_paused": 5.0,
+    "budget_exceeded": 5.0,
+    "daily_limit": 5.0,
+}
 
 
 class Decisions:
@@ -24,11 +33,13 @@ class Decisions:
         launch: Callable[[Grant], None],
         due: DueTimes[UUID],
         *,
+        rest: Callable[[UUID, float], None] = lambda _agent_id, _seconds: None,
         draw: Callable[[], float] = random.random,
         on_decision: Callable[[str], None] = lambda _reason: None,
     ) -> None:
         self._launch = launch
         self._due = due
+        self._rest = rest
         self._draw = draw
         self._on_decision = on_decision
 
@@ -76,6 +87,9 @@ class Decisions:
             return
         if refusal.retry_in is not None:
             self._schedule(refusal.agent_id, refusal.retry_in)
+        seconds = rest_after(refusal.reason, refusal.retry_in, refusal.failures)
+        if seconds:
+            self._rest(refusal.agent_id, seconds)
         if refusal.reason in untold or refusal.agent_slug is None:  # without a slug: another gateway's
             return
         log.info(
@@ -100,6 +114,17 @@ class Decisions:
     def _schedule(self, agent_id: UUID, seconds: float, spread: float = 0.0) -> None:
         """Due in `seconds`, later by up to `spread` of it: agents that failed together do not return together."""
         self._due.schedule_in(agent_id, seconds * (1 + spread * self._draw()) + 0.02)
+
+
+def rest_after(reason: str, retry_in: float | None, failures: int | None) -> float:
+    """For how many seconds this refusal is the answer to any item, 0.0 when the next one may change it.
+
+    A cooldown stands until its end, unless failures made it longer: new work has them forgotten.
+    """
+    gate = gate_of(reason)
+    if gate == "cooldown" and failures == 0:
+        return retry_in or 0.0
+    return REST_SECONDS.get(gate, 0.0)
 
 
 def gate_of(reason: str) -> str:

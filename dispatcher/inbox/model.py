@@ -75,18 +75,29 @@ class Grant:
 
 @dataclass(frozen=True, slots=True)
 class Refusal:
-    """A claim that was refused. `reason` is the gate's; `retry_in` (seconds) is set when waiting alone opens it."""
+    """A claim that was refused. `reason` is the gate's; `retry_in` (seconds) is set when waiting alone opens it.
+
+    `failures` are the agent's in a row; None when the answer does not say.
+    """
 
     agent_id: UUID
     agent_slug: str | None
     reason: str
     retry_in: float | None = None
     error: str | None = None
+    failures: int | None = None
 
     @classmethod
     def from_json(cls, row: Mapping[str, Any]) -> Refusal:
         error = f"{row['error']} ({row['error_code']})" if row.get("error") else None
-        return cls(UUID(row["agent_id"]), row.get("agent_slug"), row["skip_reason"], row.get("retry_in"), error)
+        return cls(
+            UUID(row["agent_id"]),
+            row.get("agent_slug"),
+            row["skip_reason"],
+            row.get("retry_in"),
+            error,
+            row.get("failures"),
+        )
 
 
 Verdict = Grant | Refusal

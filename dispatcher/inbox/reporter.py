@@ -113,6 +113,7 @@ class Reporter(Service):
         # Only an end frees a slot; a start alone needs no look at the waitlist.
         frees = any(isinstance(report, Ended) for report in reports)
         limit = self._claim_limit if frees and self._claiming else 0
+        asked_at = time.monotonic()
         with self._health.at_work():
             try:
                 answer = self._store.report(reports, limit)
@@ -121,7 +122,7 @@ class Reporter(Service):
                 return
             self._backoff.reset()
             self._health.succeeded()
-            self._settle(answer, reports)
+            self._settle(answer, reports, asked_at)
 
     def _keep(self, reports: list[Report], error: DispatcherError) -> None:
         """The reports go back to the head of the queue and wait; they are facts, and the database must learn them."""
@@ -144,11 +145,12 @@ class Reporter(Service):
         else:
             self.stopping.wait(delay)
 
-    def _settle(self, answer: ReportAnswer, reports: list[Report]) -> None:
+    def _settle(self, answer: ReportAnswer, reports: list[Report], asked_at: float) -> None:
         """Results and grants first: whoever was granted a wake does not wait for a report that was refused."""
         for result in answer.results:
             if result.report == "ended" and result.code != "error":
-                self._book.remove(result.wake_id)
+                # Only an answer that names the agent says what is next for it.
+                self._book.remove(result.wake_id, None if result.agent_id is None else asked_at)
             self._hand_on(result)
         self._on_verdicts(answer.verdicts)
         for report, result in zip(reports, answer.results, strict=True):

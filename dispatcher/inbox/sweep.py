@@ -8,9 +8,9 @@ from typing import Any, Final
 
 from dispatcher import events
 from dispatcher.inbox.decisions import Decisions
+from dispatcher.inbox.hints import HintedItems, LocalAgents
 from dispatcher.inbox.model import Grant, SweepAnswer
 from dispatcher.inbox.store import InboxStore
-from dispatcher.inbox.worker import HintedItems, LocalAgents
 from dispatcher.logs import get_logger
 from dispatcher.runtime.backoff import Backoff
 from dispatcher.runtime.health import Health

@@ -50,7 +50,7 @@ comment on function public.wake_chain_limit(jsonb) is 'From which chain depth on
 
 create or replace function public.wake_gates(
   p_agent_id uuid, p_settings jsonb, p_all boolean default false,
-  out blocked text[], out retry_at timestamptz, out due_item_id uuid, out chain_depth integer
+  out blocked text[], out retry_at timestamptz, out due_item_id uuid, out chain_depth integer, out failures integer
 )
 language plpgsql stable set search_path = ''
 as $$
@@ -73,6 +73,7 @@ begin
     left join public.agent_budgets as budget on budget.agent_id = agent.id
    where agent.id = p_agent_id;
   v_state := v_facts.wake_state;
+  failures := coalesce(v_state.consecutive_failures, 0);
 
   if v_state.consecutive_failures >= (p_settings ->> 'max_consecutive_failures')::integer then
     blocked := blocked || 'stalled'::text;
@@ -131,7 +132,7 @@ begin
 end
 $$;
 comment on function public.wake_gates(uuid, jsonb, boolean) is
-  'The gates of one agent in their order (all but the cap): blocked = the reasons that refuse a wake, the first one unless p_all; retry_at = when waiting alone would open it; due_item_id = the oldest item to work on.';
+  'The gates of one agent in their order (all but the cap): blocked = the reasons that refuse a wake, the first one unless p_all; retry_at = when waiting alone would open it; due_item_id = the oldest item to work on; failures = its failures in a row.';
 
 -- ---------------------------------------------------------------------------------------------------------------
 -- Small parts
@@ -258,7 +259,7 @@ begin
        where agent_id = p_agent_id and waitlisted_at is not null;
     end if;
     return jsonb_build_object('granted', false, 'agent_id', p_agent_id, 'agent_slug', v_agent.slug, 'skip_reason', v_gates.blocked[1],
-                              'retry_in', extract(epoch from v_gates.retry_at - now()));
+                              'retry_in', extract(epoch from v_gates.retry_at - now()), 'failures', v_gates.failures);
   end if;
 
   -- item_ids: those that hints named (at most 100), else the oldest; then the ones the agent will lease first.
@@ -993,7 +994,7 @@ begin
         v_oldest := v_oldest || v_agent.created_at;
       else
         v_skipped := v_skipped || jsonb_build_object('granted', false, 'agent_id', v_agent.id, 'agent_slug', v_agent.slug,
-          'skip_reason', v_gates.blocked[1], 'retry_in', extract(epoch from v_gates.retry_at - now()));
+          'skip_reason', v_gates.blocked[1], 'retry_in', extract(epoch from v_gates.retry_at - now()), 'failures', v_gates.failures);
       end if;
     exception when query_canceled then
       raise;

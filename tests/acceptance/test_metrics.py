@@ -66,6 +66,27 @@ def test_a_wake_is_counted_from_its_decision_to_its_outcome(
     assert counted["dispatcher_live_wakes",] == 1
 
 
+def test_a_burst_costs_calls_by_the_agent_not_by_the_item(
+    seed: Seed, stub_agent: StubAgent, start_daemon: StartDaemon
+) -> None:
+    """Items one by one: while their agent works, and in the cooldown after it."""
+    agent = seed.agent("ada")
+    stub_agent.order(mode="hang")
+    daemon = start_daemon(METRICS_PORT=free_port(), WAKE_COOLDOWN=60, AGENT_PROCESS_TIMEOUT=2).ready()
+    before = calls(daemon)
+    seed.items(agent, 100)
+    daemon.wait_for("wake.ended")
+    seed.items(agent, 100)
+    daemon.wait_for("wake.skipped", agent="ada")
+    assert 4 <= calls(daemon) - before <= 12
+
+
+def calls(daemon: DaemonProcess) -> float:
+    """All calls of the daemon but those of its clock: heartbeats, sweeps, the tick of the workflows."""
+    counted = samples(daemon)
+    return sum(counted.get(("dispatcher_rpc_seconds_count", name), 0) for name in ("claim_wakes", "report_wakes"))
+
+
 def test_an_outage_shows_in_every_page(api: Api, seed: Seed, stub_agent: StubAgent, start_daemon: StartDaemon) -> None:
     seed.agent("ada")
     daemon = start_daemon(

@@ -150,9 +150,13 @@ def test_a_failure_doubles_the_cooldown_from_its_end_and_a_new_item_takes_it_bac
     ended = daemon.ended(daemon.claim(agent), exit_code=1)
     assert (ended["state"], ended["consecutive_failures"]) == ("failed", 1)
     database.execute("update agent_wake_state set last_claimed_at = last_claimed_at - interval '50 seconds'")
-    assert daemon.claim(agent)["skip_reason"] in ("cooldown(60s)", "cooldown(59s)")
+    refused = daemon.claim(agent)
+    assert refused["skip_reason"] in ("cooldown(60s)", "cooldown(59s)")
+    assert refused["failures"] == 1
     seed.item("ada")
-    assert daemon.claim(agent)["skip_reason"] in ("cooldown(30s)", "cooldown(29s)")
+    refused = daemon.claim(agent)
+    assert refused["skip_reason"] in ("cooldown(30s)", "cooldown(29s)")
+    assert refused["failures"] == 0
 
 
 def test_the_cooldown_has_a_ceiling_and_does_not_overflow(database: Database, seed: Seed, dispatcher) -> None:

@@ -11,12 +11,13 @@ from uuid import UUID, uuid4
 import pytest
 
 from dispatcher.errors import ServiceUnavailable, ShuttingDown, SpawnError
-from dispatcher.inbox.book import WakeBook
-from dispatcher.inbox.decisions import Decisions
+from dispatcher.inbox.book import BookedWake, WakeBook
+from dispatcher.inbox.decisions import Decisions, rest_after
+from dispatcher.inbox.hints import HintedItems, Hints, LocalAgents
 from dispatcher.inbox.launcher import Launcher
-from dispatcher.inbox.model import Ended, Grant, Refusal, Report, ReportAnswer, ReportResult, Verdict
+from dispatcher.inbox.model import Claim, Ended, Grant, Refusal, Report, ReportAnswer, ReportResult, Verdict
 from dispatcher.inbox.reporter import Reporter
-from dispatcher.inbox.worker import HintedItems, Hints, LocalAgents, WakeWorker
+from dispatcher.inbox.worker import WakeWorker
 from dispatcher.runtime.health import Health
 from dispatcher.runtime.wakeup import DueTimes
 from tests.support.waiting import wait_until
@@ -62,7 +63,7 @@ def test_each_hint_has_one_echo(paths: str, echoes: list[bool]) -> None:
 
 def test_closed_hints_give_nothing_not_even_what_was_waiting() -> None:
     due: DueTimes[UUID] = DueTimes()
-    hints = Hints(LocalAgents(), due)
+    hints = Hints(LocalAgents(), due, WakeBook())
     hints.item(AGENT, [ITEM], "broadcast")
     hints.later(uuid4(), 0.0)
     hints.close()
@@ -77,7 +78,7 @@ def test_a_worker_without_hints_to_come_waits_for_its_stop() -> None:
             takes.append(time.monotonic())
             return super().take()
 
-    hints = Counting(LocalAgents(), DueTimes())
+    hints = Counting(LocalAgents(), DueTimes(), WakeBook())
     unused: Any = None
     worker = WakeWorker(
         "inbox", hints=hints, store=unused, agents=unused, decisions=unused, health=Health().loop("claims", None)
@@ -89,6 +90,84 @@ def test_a_worker_without_hints_to_come_waits_for_its_stop() -> None:
     assert len(takes) == 1
     worker.request_stop()
     assert worker.join(10)
+
+
+def booked(agent_id: UUID) -> BookedWake:
+    return BookedWake(uuid4(), uuid4(), agent_id, "ada")
+
+
+def test_an_agent_with_a_wake_of_ours_is_not_asked_about_before_its_end() -> None:
+    looked_at: list[UUID] = []
+    book = WakeBook(on_deferred=looked_at.append)
+    hints = Hints(LocalAgents(), DueTimes(), book)
+    wake = booked(AGENT)
+    book.add(wake)
+    hints.item(AGENT, [ITEM], "broadcast")
+    assert hints.take() == []
+    book.remove(wake.wake_id)
+    assert looked_at == [AGENT]
+
+
+def test_what_came_before_the_end_was_reported_is_answered_by_the_report() -> None:
+    """Else every item inserted while its agent works would cost one call more."""
+    looked_at: list[UUID] = []
+    book = WakeBook(on_deferred=looked_at.append)
+    for put_off_late in (False, True):
+        wake = booked(AGENT)
+        book.add(wake)
+        book.defer(AGENT)
+        asked_at = time.monotonic()
+        if put_off_late:
+            book.defer(AGENT)
+        book.remove(wake.wake_id, asked_at)
+        assert looked_at == [AGENT] * put_off_late
+
+
+def test_a_second_wake_of_an_agent_keeps_the_look_put_off() -> None:
+    looked_at: list[UUID] = []
+    book = WakeBook(on_deferred=looked_at.append)
+    first, second = booked(AGENT), booked(AGENT)
+    book.add(first), book.add(second)
+    book.defer(AGENT)
+    book.remove(first.wake_id)
+    assert looked_at == []
+    book.remove(second.wake_id)
+    book.remove(second.wake_id)
+    assert looked_at == [AGENT]
+
+
+def test_items_of_a_resting_agent_make_one_look_at_the_end_of_the_rest() -> None:
+    hints = Hints(LocalAgents(), DueTimes(), WakeBook())
+    hints.rest(AGENT, 0.3)
+    for _ in range(5):
+        hints.item(AGENT, [uuid4()], "broadcast")
+        hints.take()
+    claims = [claim for _ in range(3) for claim in hints.take()]
+    assert claims == [Claim(AGENT, "due")]
+
+
+def test_a_change_of_the_agent_ends_its_rest() -> None:
+    hints = Hints(LocalAgents(), DueTimes(), WakeBook())
+    hints.rest(AGENT, 60)
+    hints.item(AGENT, [ITEM], "broadcast")
+    hints.agent(AGENT)
+    assert hints.take() == [Claim(AGENT, "event", (ITEM,))]
+
+
+@pytest.mark.parametrize(
+    ("reason", "retry_in", "failures", "seconds"),
+    [
+        ("cooldown(12s)", 11.5, 0, 11.5),
+        ("cooldown(60s)", 60.0, 1, 0.0),  # a new item has the failure forgotten, and with it half of the wait
+        ("cooldown(12s)", 11.5, None, 0.0),
+        ("active_lease", 90.0, 0, 0.0),  # ends with the item, not with the lease
+        ("no_actionable_work", None, 0, 0.0),
+        ("concurrency_limit", None, 0, 5.0),
+        ("agent_paused", None, 3, 5.0),
+    ],
+)
+def test_how_long_a_refusal_stands(reason: str, retry_in: float | None, failures: int | None, seconds: float) -> None:
+    assert rest_after(reason, retry_in, failures) == seconds
 
 
 # ------------------------------------------------------------------------------------------ launcher

@@ -70,6 +70,7 @@ SHORTEST_GOODBYE: Final = 0.2
 LONGEST_GOODBYE: Final = 3.0
 # The Realtime loop turns about once a second; see RealtimeService.on_alive.
 REALTIME_TURN_SECONDS: Final = 5.0
+GAUGE_SECONDS: Final = 30.0
 
 
 class Daemon:
@@ -225,8 +226,12 @@ class Daemon:
                 live_wakes=lambda: len(self._supervisor),
                 realtime=lambda: _as_json(self._realtime.state),
                 not_ready=self._not_ready,
-            )
+            ),
+            PeriodicService("gauges", self._read_gauges, GAUGE_SECONDS),
         ]
+
+    def _read_gauges(self) -> None:
+        self._meter.gauged(self._instances.gauges(self._instance_id))
 
     def _not_ready(self) -> str | None:
         if self._ending.is_set():

@@ -1080,6 +1080,24 @@ CREATE FUNCTION public.dispatcher_gateway_topic(p_gateway_id uuid) RETURNS text
 
 COMMENT ON FUNCTION public.dispatcher_gateway_topic(p_gateway_id uuid) IS 'The private Realtime topic of a gateway.';
 
+CREATE FUNCTION public.dispatcher_gauges(p_instance_id uuid) RETURNS jsonb
+    LANGUAGE plpgsql STABLE
+    SET search_path TO ''
+    AS $$
+declare
+  v_instance constant public.dispatcher_instances := public.running_instance(p_instance_id);
+begin
+  return jsonb_build_object(
+    'backlog', public.gateway_backlog(v_instance.gateway_id),
+    'runs', (select coalesce(jsonb_object_agg(counted.status, counted.number), '{}')
+               from (select status, count(*) as number from public.workflow_runs where tenant_id = v_instance.tenant_id group by status) as counted),
+    'held', (select coalesce((last_tick -> 'budget_enforcement' ->> 'held')::integer, 0) from public.dispatcher_instances
+              where tenant_id = v_instance.tenant_id and last_tick is not null order by last_tick ->> 'at' desc limit 1));
+end
+$$;
+
+COMMENT ON FUNCTION public.dispatcher_gauges(p_instance_id uuid) IS 'For /metrics: backlog of the instance''s gateway by age, runs of its tenant by status, and how many runs budgets held at the tenant''s last tick.';
+
 CREATE FUNCTION public.dispatcher_status(p_tenant_id uuid, p_gateway text, p_settings jsonb) RETURNS jsonb
     LANGUAGE plpgsql STABLE
     SET search_path TO ''
@@ -1107,11 +1125,7 @@ begin
     'waitlist', (select coalesce(jsonb_agg(jsonb_build_object('agent', agent.slug, 'since', state.waitlisted_at) order by state.waitlisted_at, state.waiting_since), '[]')
                    from public.agent_wake_state as state join public.agents as agent on agent.id = state.agent_id
                   where agent.gateway_id = v_gateway.id and state.waitlisted_at is not null),
-    'backlog', (select jsonb_build_object('items', count(*), 'under_1m', count(*) filter (where age < interval '1 minute'),
-                    'under_1h', count(*) filter (where age >= interval '1 minute' and age < interval '1 hour'),
-                    'over_1h', count(*) filter (where age >= interval '1 hour'), 'oldest_seconds', round(extract(epoch from max(age))))
-                  from (select now() - due.created_at as age from public.agent_inbox_due as due join public.agents as agent on agent.id = due.agent_id
-                         where agent.gateway_id = v_gateway.id) as ages),
+    'backlog', public.gateway_backlog(v_gateway.id),
     'agents', (select coalesce(jsonb_agg(jsonb_build_object('agent', agent.slug, 'status', agent.status, 'items', work.items,
                     'blocked', to_jsonb(gates.blocked), 'retry_in', round(extract(epoch from gates.retry_at - now())),
                     'failures', coalesce(state.consecutive_failures, 0), 'stalled_at', state.stalled_at, 'last_wake_at', state.last_claimed_at,
@@ -1574,6 +1588,19 @@ end
 $$;
 
 COMMENT ON FUNCTION public.finish_workflow_run(p_tenant_id uuid, p_run_id uuid, p_session text, p_claim_token uuid, p_status text, p_output jsonb, p_error text, p_usage jsonb) IS 'Ends a run as completed or failed on behalf of the session that holds it. already for a repeat.';
+
+CREATE FUNCTION public.gateway_backlog(p_gateway_id uuid) RETURNS jsonb
+    LANGUAGE sql STABLE
+    SET search_path TO ''
+    AS $$
+  select jsonb_build_object('items', count(*), 'under_1m', count(*) filter (where age < interval '1 minute'),
+                            'under_1h', count(*) filter (where age >= interval '1 minute' and age < interval '1 hour'),
+                            'over_1h', count(*) filter (where age >= interval '1 hour'), 'oldest_seconds', round(extract(epoch from max(age))))
+    from (select now() - due.created_at as age from public.agent_inbox_due as due join public.agents as agent on agent.id = due.agent_id
+           where agent.gateway_id = p_gateway_id) as ages
+$$;
+
+COMMENT ON FUNCTION public.gateway_backlog(p_gateway_id uuid) IS 'Open items of a gateway''s agents by age: items, under_1m, under_1h, over_1h, oldest_seconds (NULL when there are none).';
 
 CREATE FUNCTION public.gateway_of_workflow_agent(p_tenant_id uuid, p_agent_id text) RETURNS uuid
     LANGUAGE sql STABLE
@@ -5235,6 +5262,9 @@ GRANT ALL ON FUNCTION public.dispatch_workflows(p_instance_id uuid, p_settings j
 REVOKE ALL ON FUNCTION public.dispatcher_gateway_topic(p_gateway_id uuid) FROM PUBLIC;
 GRANT ALL ON FUNCTION public.dispatcher_gateway_topic(p_gateway_id uuid) TO service_role;
 
+REVOKE ALL ON FUNCTION public.dispatcher_gauges(p_instance_id uuid) FROM PUBLIC;
+GRANT ALL ON FUNCTION public.dispatcher_gauges(p_instance_id uuid) TO service_role;
+
 REVOKE ALL ON FUNCTION public.dispatcher_status(p_tenant_id uuid, p_gateway text, p_settings jsonb) FROM PUBLIC;
 GRANT ALL ON FUNCTION public.dispatcher_status(p_tenant_id uuid, p_gateway text, p_settings jsonb) TO service_role;
 
@@ -5285,6 +5315,9 @@ GRANT ALL ON FUNCTION public.finish_workflow_notifications(p_instance_id uuid, p
 
 REVOKE ALL ON FUNCTION public.finish_workflow_run(p_tenant_id uuid, p_run_id uuid, p_session text, p_claim_token uuid, p_status text, p_output jsonb, p_error text, p_usage jsonb) FROM PUBLIC;
 GRANT ALL ON FUNCTION public.finish_workflow_run(p_tenant_id uuid, p_run_id uuid, p_session text, p_claim_token uuid, p_status text, p_output jsonb, p_error text, p_usage jsonb) TO service_role;
+
+REVOKE ALL ON FUNCTION public.gateway_backlog(p_gateway_id uuid) FROM PUBLIC;
+GRANT ALL ON FUNCTION public.gateway_backlog(p_gateway_id uuid) TO service_role;
 
 REVOKE ALL ON FUNCTION public.gateway_of_workflow_agent(p_tenant_id uuid, p_agent_id text) FROM PUBLIC;
 GRANT ALL ON FUNCTION public.gateway_of_workflow_agent(p_tenant_id uuid, p_agent_id text) TO service_role;

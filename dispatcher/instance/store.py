@@ -85,6 +85,11 @@ class InstanceStore:
             return None
         return Adoption(UUID(answer["claim_token"]), UUID(answer["agent_id"]), float(answer["deadline_in"]))
 
+    def gauges(self, instance_id: UUID) -> Mapping[str, Any]:
+        """What `/metrics` shows of the tables, as `public.dispatcher_gauges` answers."""
+        answer: Mapping[str, Any] = self._rest.rpc("dispatcher_gauges", {"p_instance_id": str(instance_id)}, retry=True)
+        return answer
+
     def stop(self, instance_id: UUID, timeout: float) -> None:
         """This daemon ended in good order. Takes `timeout` seconds at most."""
         self._rest.rpc("stop_dispatcher_instance", {"p_instance_id": str(instance_id)}, retry=True, timeout=timeout)

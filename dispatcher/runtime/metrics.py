@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Final, Literal
+from typing import Any, Final, Literal
 
 Kind = Literal["counter", "gauge", "histogram"]
 
@@ -42,6 +42,15 @@ LIVE: Final = Family("dispatcher_live_wakes", "gauge", (), "Processes of wakes t
 WAITLIST: Final = Family(
     "dispatcher_waitlist", "gauge", (), "Agents waiting for a slot on the gateway, as of the last sweep."
 )
+BACKLOG: Final = Family(
+    "dispatcher_backlog_items",
+    "gauge",
+    ("age",),
+    "Open inbox items of the gateway's agents by age: under_1m, under_1h, over_1h; read every 30 s.",
+)
+OLDEST: Final = Family(
+    "dispatcher_backlog_oldest_seconds", "gauge", (), "Age of the oldest of them, 0 when there are none."
+)
 ENDED: Final = Family(
     "dispatcher_wakes_ended",
     "counter",
@@ -64,6 +73,12 @@ SWEPT: Final = Family(
     "counter",
     ("step",),
     "Rows the steps of sweeps changed: expired, buried, chained, stalled, queued, pruned.",
+)
+RUNS: Final = Family(
+    "dispatcher_workflow_runs", "gauge", ("status",), "Workflow runs of the tenant by status; read every 30 s."
+)
+HELD: Final = Family(
+    "dispatcher_budget_held_runs", "gauge", (), "Queued runs that budgets held back at the tenant's last tick."
 )
 REALTIME: Final = Family(
     "dispatcher_realtime_state",
@@ -94,8 +109,13 @@ LOOPS: Final = Family("dispatcher_loop_ok", "gauge", ("loop",), "Whether a loop 
 INFO: Final = Family("dispatcher_info", "gauge", ("version", "gateway_id"), "Always 1.")
 
 FAMILIES: Final = (
-    *(DECISIONS, LATENCY, LIVE, WAITLIST, ENDED, PROCESS, SWEEPS, SWEPT),
+    *(DECISIONS, LATENCY, LIVE, WAITLIST, BACKLOG, OLDEST, ENDED, PROCESS, SWEEPS, SWEPT, RUNS, HELD),
     *(REALTIME, GAPS, CALLS, CALL_ERRORS, HEALTH, LOOPS, INFO),
+)
+BACKLOG_AGES: Final = ("under_1m", "under_1h", "over_1h")
+RUN_STATUSES: Final = (
+    *("queued", "dispatched", "claimed", "running", "waiting_for_approval", "blocked"),
+    *("completed", "failed", "timed_out", "cancelled"),
 )
 SWEEP_STEPS: Final = ("expired", "buried", "chained", "stalled", "queued", "pruned")
 
@@ -117,6 +137,9 @@ class Meter:
 
     def swept(self, seconds: float, counts: Mapping[str, int]) -> None:
         """A sweep succeeded; `counts` as `SweepAnswer.counts`."""
+
+    def gauged(self, gauges: Mapping[str, Any]) -> None:
+        """The tables were read; `gauges` as `public.dispatcher_gauges` answers."""
 
     def called(self, function: str, seconds: float, outcome: str) -> None:
         """A call to the database API is over; see `OnCall`."""

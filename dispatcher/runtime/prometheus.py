@@ -73,6 +73,10 @@ class PrometheusMeter(Meter):
         self._calls = self._histogram(metrics.CALLS)
         self._call_errors = self._counter(metrics.CALL_ERRORS)
         self._waitlist = self._gauge(metrics.WAITLIST)
+        self._backlog = self._gauge(metrics.BACKLOG)
+        self._oldest = self._gauge(metrics.OLDEST)
+        self._runs = self._gauge(metrics.RUNS)
+        self._held = self._gauge(metrics.HELD)
         self._gauge(metrics.INFO).labels(version, gateway_id).set(1)
         for step in metrics.SWEEP_STEPS:
             self._swept.labels(step)
@@ -104,6 +108,14 @@ class PrometheusMeter(Meter):
         self._waitlist.set(counts.get("waiting", 0))
         for step in metrics.SWEEP_STEPS:
             self._swept.labels(step).inc(counts.get(step, 0))
+
+    def gauged(self, gauges: Mapping[str, Any]) -> None:
+        for age in metrics.BACKLOG_AGES:
+            self._backlog.labels(age).set(gauges["backlog"][age])
+        self._oldest.set(gauges["backlog"]["oldest_seconds"] or 0)
+        for status in metrics.RUN_STATUSES:
+            self._runs.labels(status).set(gauges["runs"].get(status, 0))
+        self._held.set(gauges["held"] or 0)
 
     def called(self, function: str, seconds: float, outcome: str) -> None:
         self._calls.labels(function).observe(seconds)

@@ -1235,11 +1235,7 @@ begin
     'waitlist', (select coalesce(jsonb_agg(jsonb_build_object('agent', agent.slug, 'since', state.waitlisted_at) order by state.waitlisted_at, state.waiting_since), '[]')
                    from public.agent_wake_state as state join public.agents as agent on agent.id = state.agent_id
                   where agent.gateway_id = v_gateway.id and state.waitlisted_at is not null),
-    'backlog', (select jsonb_build_object('items', count(*), 'under_1m', count(*) filter (where age < interval '1 minute'),
-                    'under_1h', count(*) filter (where age >= interval '1 minute' and age < interval '1 hour'),
-                    'over_1h', count(*) filter (where age >= interval '1 hour'), 'oldest_seconds', round(extract(epoch from max(age))))
-                  from (select now() - due.created_at as age from public.agent_inbox_due as due join public.agents as agent on agent.id = due.agent_id
-                         where agent.gateway_id = v_gateway.id) as ages),
+    'backlog', public.gateway_backlog(v_gateway.id),
     'agents', (select coalesce(jsonb_agg(jsonb_build_object('agent', agent.slug, 'status', agent.status, 'items', work.items,
                     'blocked', to_jsonb(gates.blocked), 'retry_in', round(extract(epoch from gates.retry_at - now())),
                     'failures', coalesce(state.consecutive_failures, 0), 'stalled_at', state.stalled_at, 'last_wake_at', state.last_claimed_at,

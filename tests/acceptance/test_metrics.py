@@ -4,6 +4,7 @@ import json
 import socket
 import subprocess
 import sys
+from datetime import UTC, datetime, timedelta
 
 import httpx
 import psutil
@@ -13,7 +14,7 @@ from dispatcher.local.api import Api
 from dispatcher.local.stub import StubAgent
 from tests.acceptance.conftest import StartDaemon, working_orders
 from tests.support.daemon import DaemonProcess
-from tests.support.seed import Seed
+from tests.support.seed import DEFAULT_TENANT, Seed
 from tests.support.waiting import wait_until
 
 Samples = dict[tuple[str, ...], float]
@@ -64,6 +65,24 @@ def test_a_wake_is_counted_from_its_decision_to_its_outcome(
         lambda: found if ("dispatcher_wake_decisions_total", "cooldown") in (found := samples(daemon)) else None, 5
     )
     assert counted["dispatcher_live_wakes",] == 1
+
+
+def test_what_waits_in_the_tables_is_shown_by_age_and_status(
+    seed: Seed, stub_agent: StubAgent, start_daemon: StartDaemon
+) -> None:
+    seed.agent("ada", status="paused")
+    seed.item("ada"), seed.item("ada")
+    seed.item("ada", created_at=datetime.now(UTC) - timedelta(hours=2))
+    seed.insert("workflow_runs", tenant_id=DEFAULT_TENANT, workflow_type="without-a-route")
+    daemon = start_daemon(METRICS_PORT=free_port()).ready()
+    counted = wait_until(
+        lambda: found if ("dispatcher_backlog_items", "over_1h") in (found := samples(daemon)) else None, 5
+    )
+    assert counted["dispatcher_backlog_items", "under_1m"] == 2
+    assert counted["dispatcher_backlog_items", "over_1h"] == 1
+    assert counted["dispatcher_backlog_oldest_seconds",] >= 7200
+    assert counted["dispatcher_workflow_runs", "queued"] == 1
+    assert counted["dispatcher_budget_held_runs",] == 0
 
 
 def test_a_burst_costs_calls_by_the_agent_not_by_the_item(

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Final
 
-DAEMON_READY: Final = "daemon.ready"  # all services run and the first sweep is done
+DAEMON_READY: Final = "daemon.ready"  # registered, and all services are started
 DAEMON_STOPPING: Final = "daemon.stopping"  # a signal came or a service ended; no new wakes
 DAEMON_STOPPED: Final = "daemon.stopped"  # everything has ended; no child is left
 DAEMON_CRASHED: Final = "daemon.crashed"  # an error nobody expected ends the daemon; please report it
@@ -73,7 +73,7 @@ REALTIME_FALLBACK: Final = "realtime.fallback"  # postgres_changes stands in for
 REALTIME_FALLBACK_ENDED: Final = "realtime.fallback_ended"  # broadcast is well: it alone is listened to
 
 REST_RETRIED: Final = "rest.retried"  # a call failed in passing and was repeated
-REST_FAILED: Final = "rest.failed"  # a call failed for good
+REST_FAILED: Final = "rest.failed"  # the metrics hook of the API client raised; the call itself is well
 
 PROCESS_KILLED: Final = "process.killed"  # SIGKILL to a process group and its descendants
 PROCESS_SURVIVED: Final = "process.survived"  # a process outlived SIGKILL

@@ -1927,7 +1927,7 @@ begin
                 from (select item.created_at, item.id, jsonb_build_object(
                                'inbox_item_id', item.id, 'event_type', item.event_type, 'summary', item.summary,
                                'task_id', item.task_id, 'status', item.status, 'attempt', item.attempt_count,
-                               'max_attempts', item.max_attempts, 'due_at', due.due_at, 'leased_until', item.leased_until,
+                               'max_attempts', item.max_attempts, 'due_at', greatest(due.due_at, due.created_at), 'leased_until', item.leased_until,
                                'created_at', item.created_at) as entry
                         from public.agent_inbox_items as item
                         left join public.agent_inbox_due as due on due.id = item.id
@@ -1937,7 +1937,7 @@ begin
 end
 $$;
 
-COMMENT ON FUNCTION public.inbox_overview(p_tenant_id uuid, p_agent_slug text) IS 'What waits for an agent, without leasing: {agent, actionable_count (due now), by_status (pending, failed, leased), items (the 50 oldest open; due_at null without attempts left)}, or {code: unknown_agent}.';
+COMMENT ON FUNCTION public.inbox_overview(p_tenant_id uuid, p_agent_slug text) IS 'What waits for an agent, without leasing: {agent, actionable_count (due now), by_status (pending, failed, leased), items (the 50 oldest open; due_at: when it may be worked on, null without attempts left)}, or {code: unknown_agent}.';
 
 CREATE FUNCTION public.inbox_post_key(p_request_key text, p_wake_id uuid, p_content text, p_at timestamp with time zone) RETURNS text
     LANGUAGE sql IMMUTABLE PARALLEL SAFE

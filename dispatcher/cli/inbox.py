@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+import sys
+from collections.abc import Mapping, Sequence
 from typing import Annotated, Any
 from uuid import UUID
 
@@ -82,7 +83,7 @@ def requeue(
             _check_agent(gateway.call("list_inbox_items", p_agent=agent, p_status=None, p_limit=1), agent)
         ids = [str(item) for item in items] if items else None
         answer = gateway.call("requeue_inbox_items", p_agent=agent, p_item_ids=ids)
-    _tell(answer, "requeued", as_json, expected=len(items or []))
+    _tell(answer, "requeued", as_json, items or [], "only failed and dead_letter items of this gateway are")
 
 
 @app.command("expire")
@@ -94,13 +95,16 @@ def expire(
     """End open items for good: failed, no attempts left, with a reason."""
     with operator() as gateway:
         answer = gateway.call("expire_inbox_items", p_item_ids=[str(item) for item in items], p_reason=reason)
-    _tell(answer, "expired", as_json, expected=len(items))
+    _tell(answer, "expired", as_json, items, "only pending and failed items of this gateway are")
 
 
-def _tell(answer: Any, verb: str, as_json: bool, expected: int) -> None:
+def _tell(answer: Any, verb: str, as_json: bool, asked: Sequence[UUID], which: str) -> None:
+    """What was done, and which of those `asked` for were left alone, with the reason; exit 1 when there are any."""
     if as_json:
         print_json(answer)
     else:
         print(f"{answer[verb]} item(s) {verb}.")
-    if answer[verb] < expected:
+    left_alone = [str(item) for item in asked if str(item) not in answer["item_ids"]]
+    if left_alone:
+        print(f"Not {verb}, because {which}: {', '.join(left_alone)}", file=sys.stderr)
         raise typer.Exit(1)

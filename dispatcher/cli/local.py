@@ -30,7 +30,9 @@ def local() -> None:
 
 @local_app.command()
 def up(
-    directory: Annotated[Path, typer.Option("--dir", help="Where everything is kept.")] = DEFAULT_DIRECTORY,
+    directory: Annotated[
+        Path, typer.Option("--dir", help="Where everything is kept.", file_okay=False)
+    ] = DEFAULT_DIRECTORY,
     as_json: Annotated[bool, typer.Option("--json", help="Print one line of JSON when ready.")] = False,
     port: Annotated[int, typer.Option(help="Port on 127.0.0.1; 0 chooses.", min=0, max=65535)] = 0,
     no_seed: Annotated[bool, typer.Option("--no-seed", help="Leave out the first tenant and agents.")] = False,

@@ -54,8 +54,9 @@ def _show_instances(status: Mapping[str, Any]) -> None:
         )
         for one in status["instances"]
     ]
+    running = sum(one["state"] == "running" for one in status["instances"])
     columns = ("host", "pid", "state", "health", "realtime", "path", "last heartbeat", "last sweep")
-    print_table(columns, rows, title=f"Gateway {status['gateway']}: {len(rows)} daemon(s)")
+    print_table(columns, rows, title=f"Gateway {status['gateway']}: {running} daemon(s) running")
 
 
 def _show_work(status: Mapping[str, Any]) -> None:

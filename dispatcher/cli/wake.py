@@ -63,7 +63,8 @@ def describe(outcome: Mapping[str, Any], dry_run: bool) -> str:
     agent = outcome["agent"]
     if outcome["blocked"]:
         retry = outcome["retry_in"]
-        when = f" It opens in {retry:.0f} s." if retry and retry > 0 else ""
+        only_time = retry and retry > 0 and len(outcome["blocked"]) == 1  # several gates: waiting alone opens none
+        when = f" It opens in {retry:.0f} s." if only_time else ""
         waits = " It waits for a slot." if outcome["requested"] else ""
         return f"{agent} is not woken: {', '.join(outcome['blocked'])}.{when}{waits}"
     if dry_run:

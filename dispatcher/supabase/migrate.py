@@ -186,4 +186,4 @@ def _connect(db_url: str) -> "psycopg.Connection":
             "with %XX for special characters"
         ) from error
     except psycopg.OperationalError as error:
-        raise ServiceUnavailable(f"the database could not be reached: {error}") from error
+        raise ServiceUnavailable(f"cannot connect to the database: {error}") from error

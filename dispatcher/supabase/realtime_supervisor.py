@@ -126,6 +126,7 @@ class Supervisor:
         self._partials: dict[str, _Partial] = {}
         self._unreadable: str | None = None
         self._told = _Told()
+        self._fell_back = False
         self._alarm = FrameAlarm(self._on_alarm)
         self._must_sweep = False
         self._in_a_hurry = False
@@ -419,11 +420,16 @@ class Supervisor:
             return
         if "broadcast" in wanted and len(wanted) == 2:
             cause = self.paths["broadcast"].cause
+            self._fell_back = True
             text = f"Broadcast is not well ({cause}): listening to postgres_changes beside it"
             log.warning(events.REALTIME_FALLBACK, msg=text, cause=cause)
         elif "broadcast" in wanted:
+            if not self._fell_back:
+                return
+            self._fell_back = False
             log.info(events.REALTIME_FALLBACK_ENDED, msg="Listening by broadcast alone", path="broadcast")
         else:
+            self._fell_back = True
             text = "The database offers no broadcast: listening to postgres_changes"
             log.warning(events.REALTIME_FALLBACK, msg=text, cause="the database offers no broadcast")
 

@@ -337,7 +337,7 @@ begin
                 from (select item.created_at, item.id, jsonb_build_object(
                                'inbox_item_id', item.id, 'event_type', item.event_type, 'summary', item.summary,
                                'task_id', item.task_id, 'status', item.status, 'attempt', item.attempt_count,
-                               'max_attempts', item.max_attempts, 'due_at', due.due_at, 'leased_until', item.leased_until,
+                               'max_attempts', item.max_attempts, 'due_at', greatest(due.due_at, due.created_at), 'leased_until', item.leased_until,
                                'created_at', item.created_at) as entry
                         from public.agent_inbox_items as item
                         left join public.agent_inbox_due as due on due.id = item.id
@@ -347,7 +347,7 @@ begin
 end
 $$;
 comment on function public.inbox_overview(uuid, text) is
-  'What waits for an agent, without leasing: {agent, actionable_count (due now), by_status (pending, failed, leased), items (the 50 oldest open; due_at null without attempts left)}, or {code: unknown_agent}.';
+  'What waits for an agent, without leasing: {agent, actionable_count (due now), by_status (pending, failed, leased), items (the 50 oldest open; due_at: when it may be worked on, null without attempts left)}, or {code: unknown_agent}.';
 
 -- Hand on ---------------------------------------------------------------------------------------------------------
 

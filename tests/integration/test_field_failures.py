@@ -60,6 +60,21 @@ def test_ff24_a_second_foreign_key_breaks_no_command(
     assert "PGRST201" not in printed.out + printed.err
 
 
+def test_items_that_are_left_alone_are_named_with_the_reason(
+    api: Api, seed: Seed, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    done, failed = seed.item("ada", status="done"), seed.item("ada", status="failed")
+    settings = {"SUPABASE_URL": api.url, "SUPABASE_SERVICE_ROLE_KEY": api.keys.service_role_key, "GATEWAY_ID": "local"}
+    for name, value in settings.items():
+        monkeypatch.setenv(name, value)
+    assert run_command_line(["inbox", "requeue", str(done), str(failed)]) == 1
+    printed = capsys.readouterr()
+    assert "1 item(s) requeued" in printed.out
+    assert f"Not requeued, because only failed and dead_letter items of this gateway are: {done}" in printed.err
+    assert run_command_line(["inbox", "expire", str(done), "--json"]) == 1
+    assert str(done) in capsys.readouterr().err
+
+
 def embed_is_ambiguous(api: Api) -> bool:
     """Whether PostgREST has seen the new relations: from then on they do break an embed."""
     rest = RestClient(api.url, api.keys.service_role_key)

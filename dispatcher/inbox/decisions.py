@@ -48,6 +48,7 @@ class Decisions:
         for verdict in verdicts:
             if isinstance(verdict, Grant):
                 self._due.cancel(verdict.agent_id)
+                self._rest(verdict.agent_id, 0.0)
                 self._launch(verdict)
             else:
                 self._refused(verdict, untold)
@@ -57,6 +58,8 @@ class Decisions:
 
     def after_end(self, result: ReportResult) -> None:
         """A wake ended: its agent is due again when its gates will have opened."""
+        if result.agent_id is not None:
+            self._rest(result.agent_id, 0.0)
         if result.agent_id is not None and result.retry_in is not None:
             self._schedule(result.agent_id, result.retry_in, spread=0.25 if result.failures else 0.0)
         if result.applied and result.next == "stalled":

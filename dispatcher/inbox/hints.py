@@ -17,6 +17,8 @@ MAX_CLAIMS_PER_CALL: Final = 25
 LONGEST_WAIT: Final = 0.5
 REMEMBERED: Final = 10_000
 ECHO_SECONDS: Final = 15.0
+# In a payload: the agent itself changed, so what was known of its gates is not known any more.
+CHANGED: Final = "changed"
 
 
 class LocalAgents:
@@ -124,14 +126,16 @@ class Hints:
     def agent(self, agent_id: UUID) -> None:
         """Something about an agent changed that may let it be woken."""
         self._agents.forget(agent_id)
-        self._resting.end(agent_id)
-        self._waiting.set(agent_id)
+        self._waiting.set(agent_id, [CHANGED])
 
     def later(self, agent_id: UUID, seconds: float) -> None:
         self._due.schedule_in(agent_id, seconds)
 
     def rest(self, agent_id: UUID, seconds: float) -> None:
-        """For so long no item of this agent changes the answer: hints of items until then make one look after it."""
+        """For so long no item of this agent changes the answer: hints of items until then make one look after it.
+
+        0 ends the rest.
+        """
         self._resting.rest(agent_id, seconds)
 
     def close(self) -> None:
@@ -155,16 +159,19 @@ class Hints:
         while len(claims) < MAX_CLAIMS_PER_CALL and (hint := self._waiting.pop(wait)) is not None:
             wait = 0.0
             agent_id, named = hint
-            if self._is_put_off(agent_id):
+            if self._is_put_off(agent_id, CHANGED in named):
                 continue
             items = tuple(item for item in named if isinstance(item, UUID))
             path: Path = "event" if items else "due"
             claims.append(Claim(agent_id, path, items))
         return claims
 
-    def _is_put_off(self, agent_id: UUID) -> bool:
+    def _is_put_off(self, agent_id: UUID, has_changed: bool) -> bool:
         if self._book.defer(agent_id):
             return True
+        # Not ended when the change is heard of: the answer that made it rest may be older and yet come later.
+        if has_changed:
+            self._resting.end(agent_id)
         seconds = self._resting.seconds_left(agent_id)
         if seconds:
             self._due.schedule_in(agent_id, seconds)

@@ -154,6 +154,21 @@ def test_a_change_of_the_agent_ends_its_rest() -> None:
     assert hints.take() == [Claim(AGENT, "event", (ITEM,))]
 
 
+def test_a_change_is_looked_at_though_an_older_answer_comes_after_it() -> None:
+    hints = Hints(LocalAgents(), DueTimes(), WakeBook())
+    hints.agent(AGENT)
+    hints.rest(AGENT, 60)
+    assert hints.take() == [Claim(AGENT, "due")]
+
+
+def test_a_grant_and_the_end_of_a_wake_end_the_rest() -> None:
+    rests: list[tuple[UUID, float]] = []
+    decisions = Decisions(lambda _grant: None, DueTimes(), rest=lambda agent, seconds: rests.append((agent, seconds)))
+    decisions.act_on([Refusal(AGENT, "ada", "concurrency_limit"), grant()])
+    decisions.after_end(ReportResult(uuid4(), "ended", True, "ok", "succeeded", AGENT, "ada"))
+    assert rests == [(AGENT, 5.0), (AGENT, 0.0), (AGENT, 0.0)]
+
+
 @pytest.mark.parametrize(
     ("reason", "retry_in", "failures", "seconds"),
     [

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import re
 import threading
@@ -63,6 +64,14 @@ def resolve_id(known: Iterable[str], workspace_slug: str | None, agent_slug: str
             return found
     _check_id(fallback)
     return fallback
+
+
+def possible_ids(known: Iterable[str], workspace_slug: str | None, agent_slug: str) -> list[str]:
+    """Every id OpenClaw may list `agent_slug` by: its own, the one within its workspace, the one `known` settles."""
+    ids = [agent_slug, *([f"{workspace_slug}/{agent_slug}"] if workspace_slug else [])]
+    with contextlib.suppress(InvalidAgentId):
+        ids.append(resolve_id(known, workspace_slug, agent_slug))
+    return ids
 
 
 def _check_slug(slug: str | None) -> None:

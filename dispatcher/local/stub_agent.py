@@ -19,6 +19,7 @@ Orders, all optional. `agents` overrides them for single agent ids: {"agents": {
     escape     true puts the grandchild in a session of its own
     deaf       true ignores SIGTERM
     bytes      for chatty (1000000)
+    sessions   what `sessions --all-agents --json` prints ([])
     rest       {"url": base URL, "key": service key, "tenant_id": uuid}
 """
 
@@ -227,7 +228,10 @@ def main(executable: str) -> int:
     orders = orders_for(f"{executable}.orders.json", agent)
     if orders.get("deaf"):
         ignore_sigterm()
-    carry_out(orders, agent, log)
+    if arguments[:1] == ["sessions"]:
+        os.write(1, render(orders.get("sessions", [])).encode() + b"\n")
+    else:
+        carry_out(orders, agent, log)
     code = int(number(orders, "exit_code"))
     append(log, event="end", exit_code=code)
     return code

@@ -8,18 +8,21 @@ from typing import Any, Final
 
 from dispatcher import events
 from dispatcher.agents.openclaw_calls import OpenclawCommand
+from dispatcher.agents.registry import possible_ids
 from dispatcher.clock import SYSTEM_CLOCK
 from dispatcher.errors import DispatcherError
 from dispatcher.logs import get_logger
 from dispatcher.workflows.message import respawn_message
 from dispatcher.workflows.model import Suspect
 from dispatcher.workflows.service import ProcessStopper
-from dispatcher.workflows.sessions import SessionRow, is_live_task, judge, read_sessions
+from dispatcher.workflows.sessions import SessionRow, is_live_task, judge, read_sessions, rows_of
 from dispatcher.workflows.store import WorkflowStore
 
 log = get_logger(__name__)
 
 MONITOR_SECONDS: Final = 30.0
+# Questions about one suspect's tasks; each takes a second or two.
+MAX_TASKS_ASKED: Final = 3
 Claim = Callable[[Suspect], Mapping[str, Any]]
 """Asks for the new process of an orphan; what is granted is booked as a wake of this daemon before it returns."""
 Launch = Callable[[Mapping[str, Any], str], None]
@@ -37,6 +40,8 @@ class Monitor:
         claim: Claim,
         launch: Launch,
         *,
+        known_agents: Callable[[], Sequence[str]],
+        is_stopping: Callable[[], bool],
         now: Callable[[], datetime] = SYSTEM_CLOCK.now,
     ) -> None:
         self._store = store
@@ -44,6 +49,8 @@ class Monitor:
         self._stopper = stopper
         self._claim = claim
         self._launch = launch
+        self._known_agents = known_agents
+        self._is_stopping = is_stopping
         self._now = now
 
     def beat(self) -> None:
@@ -57,11 +64,7 @@ class Monitor:
     def _look_at(self, suspect: Suspect, sessions: Sequence[SessionRow] | None, orphan_after: float) -> None:
         """One suspect that raises does not stop the others."""
         try:
-            if (
-                sessions is not None
-                and judge(suspect, sessions, orphan_after) == "gone"
-                and not self._has_task(suspect)
-            ):
+            if sessions is not None and self._is_gone(suspect, sessions, orphan_after) and not self._is_stopping():
                 self._respawn(suspect)
         except DispatcherError as error:
             log.error(
@@ -85,20 +88,26 @@ class Monitor:
         return read_sessions(document, self._now())
 
     def _ask_for_sessions(self) -> tuple[str, Any]:
-        """Why there is no answer (empty when there is one), and the answer; a silent exit 0 names no session."""
+        """Why there is no answer (empty when there is one), and the answer; silence is none."""
         try:
             result, document = self._openclaw.ask("sessions", "--all-agents", marker="monitor")
         except DispatcherError as error:
             return str(error), None
-        is_noise = document is None and result.output.strip()
-        return result.failure or ("an answer that is no JSON" if is_noise else ""), document
+        return result.failure or ("an answer that is no JSON" if document is None else ""), document
 
-    def _has_task(self, suspect: Suspect) -> bool:
-        """Whether OpenClaw knows a task under the session's name that is not over."""
-        if not suspect.session_id or suspect.session_id.startswith("-"):
+    def _is_gone(self, suspect: Suspect, sessions: Sequence[SessionRow], orphan_after: float) -> bool:
+        agent_ids = possible_ids(self._known_agents(), suspect.workspace_slug, suspect.agent_id)
+        named = rows_of(suspect, sessions, agent_ids)
+        if judge(suspect, named, orphan_after) != "gone":
             return False
-        result, document = self._openclaw.ask("tasks", "show", suspect.session_id, marker="monitor")
-        return not result.failure and is_live_task(document)
+        names = dict.fromkeys([suspect.session_id or "", *(row.key for row in named)])
+        asked = [name for name in names if name and not name.startswith("-")][:MAX_TASKS_ASKED]
+        return not any(self._may_have_task(name) for name in asked)
+
+    def _may_have_task(self, name: str) -> bool:
+        """Whether OpenClaw knows a task by a session's name or key that is not over, or could not say in time."""
+        result, document = self._openclaw.ask("tasks", "show", name, marker="monitor")
+        return result.exit_code is None or (not result.failure and is_live_task(document))
 
     def _respawn(self, suspect: Suspect) -> None:
         answer = self._claim(suspect)

@@ -18,11 +18,16 @@ LIVE_TASKS: Final = frozenset({"queued", "running"})
 
 @dataclass(frozen=True, slots=True)
 class SessionRow:
-    """One session of an agent; `age` in seconds since it was active, None when OpenClaw does not say."""
+    """One session of an agent; `age` in seconds since it was active, None when OpenClaw does not say.
+
+    `agent_id` is normalised, `key` what `tasks show` takes, `is_running` whether a turn is said to be under way.
+    """
 
     agent_id: str
+    key: str
     names: frozenset[str]
     age: float | None
+    is_running: bool
 
 
 def read_sessions(document: object, now: datetime) -> list[SessionRow]:
@@ -44,7 +49,8 @@ def _row(entry: Mapping[str, Any], now: datetime) -> SessionRow:
     parts = key.split(":")
     agent = entry.get("agentId") or (parts[1] if len(parts) > 1 and parts[0] == "agent" else "")
     names = {key, ":".join(parts[2:]), str(entry.get("sessionId") or "")} - {""}
-    return SessionRow(normalise_id(str(agent)), frozenset(names), _age(entry, now))
+    is_running = str(entry.get("status") or "").lower() == "running"
+    return SessionRow(normalise_id(str(agent)), key, frozenset(names), _age(entry, now), is_running)
 
 
 def _age(entry: Mapping[str, Any], now: datetime) -> float | None:
@@ -70,16 +76,24 @@ def _is_number(value: object) -> bool:
     return isinstance(value, int | float) and not isinstance(value, bool)
 
 
-def judge(suspect: Suspect, rows: Iterable[SessionRow], orphan_after: float) -> Judgement:
-    """Whether the session that works on a silent run is gone.
+def rows_of(suspect: Suspect, rows: Iterable[SessionRow], agent_ids: Iterable[str]) -> list[SessionRow]:
+    """The session of a silent run where OpenClaw lists it, else (agents name theirs as they like) all of its agent's.
 
-    Its own session decides when OpenClaw lists it. Otherwise (agents name their sessions as they like) any
-    recent activity of the agent counts for it: a second process beside a living one is worse than a wait.
-    A session without an age is taken at its word that it exists.
+    `agent_ids` are the ids its agent may go by, in any spelling.
     """
-    mine = [row for row in rows if row.agent_id == normalise_id(suspect.agent_id)]
-    named = [row for row in mine if suspect.session_id in row.names] or mine
-    if any(row.age is not None and row.age < orphan_after for row in named):
+    ids = {normalise_id(agent_id) for agent_id in agent_ids}
+    mine = [row for row in rows if row.agent_id in ids]
+    return [row for row in mine if suspect.session_id in row.names] or mine
+
+
+def judge(suspect: Suspect, named: Iterable[SessionRow], orphan_after: float) -> Judgement:
+    """Whether the session that works on a silent run is gone; `named` as `rows_of` answers.
+
+    A second process beside a living one is worse than a wait: any recent activity counts, and a turn that is said
+    to run. A session without an age is taken at its word that it exists.
+    """
+    named = list(named)
+    if any(row.is_running or (row.age is not None and row.age < orphan_after) for row in named):
         return "alive"
     if any(row.age is None and suspect.session_id in row.names for row in named):
         return "unknown"

@@ -290,6 +290,27 @@ def test_a_living_session_is_left_alone_and_an_unknown_one_too(world: World, sta
     assert world.runs.status(run) == "running"
 
 
+def test_a_session_that_openclaw_lists_by_its_workspace_is_found_alive(world: World, start_daemon: StartDaemon) -> None:
+    """Its agent is `coder` in the database and `hq-coder` in OpenClaw."""
+    session = {"key": "agent:hq-coder:main", "agentId": "hq-coder", "sessionId": "s1", "ageMs": 3000}
+    world.stub.order(sessions=[session])
+    world.runs.seed.agent("coder")
+    world.runs.route()
+    run = world.runs.run()
+    world.runs.tick()
+    world.runs.claim(run, "s1"), world.runs.heartbeat(run, "s1")
+    world.runs.shift(run, "last_heartbeat_at", 400)
+    daemon = start_daemon(**QUICK)
+    wait_until(lambda: [call for call in world.stub.events("end") if is_question(world, call)])
+    daemon.stop()
+    assert world.wakes() == []
+
+
+def is_question(world: World, end: dict[str, Any]) -> bool:
+    """Whether this is the end of a question for sessions."""
+    return any(call["pid"] == end["pid"] and call["argv"][:1] == ["sessions"] for call in world.stub.calls())
+
+
 def test_unclaimed_and_silent_runs_are_recovered_by_the_daemon(world: World, start_daemon: StartDaemon) -> None:
     world.runs.route(max_concurrent=5)
     unclaimed, claimed = world.runs.run(), world.runs.run()

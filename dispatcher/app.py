@@ -71,6 +71,8 @@ LONGEST_GOODBYE: Final = 3.0
 # The Realtime loop turns about once a second; see RealtimeService.on_alive.
 REALTIME_TURN_SECONDS: Final = 5.0
 GAUGE_SECONDS: Final = 30.0
+# By so much the deadline in the database lies behind the time-out of the process, as `claim_one_wake` writes it.
+DEADLINE_MARGIN: Final = 15.0
 
 
 class Daemon:
@@ -167,7 +169,15 @@ class Daemon:
             is_stopping=self._ending.is_set,
         )
         self._workflows = self._periodic("workflows", ticker.beat, ticker.next_interval, interval)
-        monitor = Monitor(self._workflow_store, openclaw, stopper, self._claim_respawn, self._launch_respawn)
+        monitor = Monitor(
+            self._workflow_store,
+            openclaw,
+            stopper,
+            self._claim_respawn,
+            self._launch_respawn,
+            known_agents=self._registry.known_ids,
+            is_stopping=self._ending.is_set,
+        )
         monitoring = self._periodic("monitor", monitor.beat, lambda: MONITOR_SECONDS, MONITOR_SECONDS)
         return [self._notify, self._workflows, monitoring]
 
@@ -374,7 +384,13 @@ class Daemon:
         if any(live.wake_id == str(wake.wake_id) for live in self._supervisor.live()):
             return  # ours all the while: it was our row that was gone
         try:
-            watched = self._supervisor.adopt(str(wake.wake_id), wake.agent_slug, process.pid, process.started_at)
+            watched = self._supervisor.adopt(
+                str(wake.wake_id),
+                wake.agent_slug,
+                process.pid,
+                process.started_at,
+                seconds_left=adoption.deadline_in - DEADLINE_MARGIN,
+            )
         except ShuttingDown:
             # Whoever comes next finds it alive and adopts it.
             self._book.remove(wake.wake_id)

@@ -214,9 +214,9 @@ class Supervisor:
         pid: int,
         started_at: float | None,
         *,
-        timeout_seconds: float | None = None,
+        seconds_left: float | None = None,
     ) -> WakeProcess | None:
-        """Watches a process an earlier daemon started; its time runs from its own start.
+        """Watches a process an earlier daemon started, for `seconds_left`; without them its time runs from its start.
 
         None when it has ended, or is not beyond doubt the one with that pid and start time.
 
@@ -228,7 +228,7 @@ class Supervisor:
             if process is None or started_at is None:
                 return None
             age = max(0.0, proctable.seconds_since_boot() - started_at)
-            seconds = self._timeout_seconds if timeout_seconds is None else timeout_seconds
+            seconds = self._timeout_seconds if seconds_left is None else age + max(0.0, seconds_left)
             try:
                 wake = WakeProcess(wake_id, agent, process, seconds, age=age)
             except Exception:

@@ -30,6 +30,7 @@ class Starts(Protocol):
         argv: Sequence[str],
         env: Mapping[str, str],
         *,
+        timeout_seconds: float | None = None,
         on_started: Callable[[WakeProcess], object],
     ) -> WakeProcess: ...
 
@@ -100,6 +101,7 @@ class Launcher:
             grant.agent_slug,
             argv,
             self._child_environment(wake_id),
+            timeout_seconds=grant.timeout_seconds,
             on_started=lambda child: self._note_start(grant, child),
         )
 

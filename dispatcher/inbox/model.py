@@ -31,7 +31,8 @@ class Claim:
 class Grant:
     """A claim that was granted: the wake exists in the database and its process is to be started.
 
-    `message` is what the agent is told where that is not about its inbox (path `workflow`).
+    `message` is what the agent is told where that is not about its inbox (path `workflow`), and `timeout_seconds` how
+    long its process may run where that is not AGENT_PROCESS_TIMEOUT.
     """
 
     wake_id: UUID
@@ -50,6 +51,7 @@ class Grant:
     blockers_error: str | None
     chain_depth: int = 0
     message: str | None = None
+    timeout_seconds: float | None = None
 
     @classmethod
     def from_json(cls, row: Mapping[str, Any]) -> Grant:
@@ -70,6 +72,7 @@ class Grant:
             blockers=tuple(str(title) for title in row["blockers"]),
             blockers_error=row["blockers_error"],
             chain_depth=row["chain_depth"],
+            timeout_seconds=row.get("timeout_seconds"),
         )
 
 

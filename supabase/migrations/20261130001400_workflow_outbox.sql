@@ -113,7 +113,8 @@ begin
   select * into v_wake from public.agent_wakes where claim_request = p_request and state in ('starting', 'running') limit 1;
   if v_wake.id is not null then
     select * into v_run from public.workflow_runs where id = v_wake.workflow_run_id;
-    return public.wake_grant(v_wake) || jsonb_build_object('run', public.workflow_run_json(v_run));
+    return public.wake_grant(v_wake) || jsonb_build_object('run', public.workflow_run_json(v_run), 'timeout_seconds',
+                                                           extract(epoch from v_wake.deadline_at - now()) - 15);
   end if;
   v_run := public.lock_workflow_run(v_instance.tenant_id, p_run_id);
   if v_run.id is null or v_run.status <> 'running' or v_run.claim_token is distinct from p_claim_token
@@ -161,7 +162,7 @@ begin
 
   insert into public.agent_wakes (tenant_id, agent_id, gateway_id, instance_id, claim_request, path, workflow_run_id, deadline_at)
   values (v_agent.tenant_id, v_agent.id, v_instance.gateway_id, v_instance.id, p_request, 'workflow', v_run.id,
-          now() + make_interval(secs => (v_instance.settings ->> 'agent_process_timeout')::double precision + 15))
+          greatest(v_run.deadline_at, now()) + interval '20 seconds')  -- of its run; the process ends 15 s before, the run 5 s before that
   returning * into v_wake;
   update public.agent_wake_state set last_wake_id = v_wake.id, last_claimed_at = v_wake.claimed_at, updated_at = now() where agent_id = v_agent.id;
   insert into public.workflow_respawns (run_id, attempt, tenant_id, wake_id, session_id, previous_session_id)
@@ -173,7 +174,8 @@ begin
    where id = v_run.id returning * into v_run;
   insert into public.workflow_claims (claim_token, tenant_id, run_id, workflow_type, agent_id, session_id, attempt)
   values (v_run.claim_token, v_run.tenant_id, v_run.id, v_run.workflow_type, v_run.owner_agent_id, v_run.session_id, v_run.dispatch_attempts);
-  return public.wake_grant(v_wake) || jsonb_build_object('run', public.workflow_run_json(v_run));
+  return public.wake_grant(v_wake) || jsonb_build_object('run', public.workflow_run_json(v_run), 'timeout_seconds',
+                                                         extract(epoch from v_wake.deadline_at - now()) - 15);
 end
 $$;
 comment on function public.respawn_workflow_run(uuid, uuid, uuid, jsonb, uuid) is

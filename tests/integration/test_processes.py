@@ -524,7 +524,7 @@ def test_the_time_of_an_adopted_process_runs_from_its_own_start(
     started = proctable.started_at(bystander.pid)
     assert started is not None
     wait_until(lambda: proctable.seconds_since_boot() - started > 0.1)
-    watch.supervisor.adopt(new_id(), "ada", bystander.pid, started, timeout_seconds=0.05)
+    watch.supervisor.adopt(new_id(), "ada", bystander.pid, started, seconds_left=0.05)
     assert watch.ending().kind == "timed_out"
     assert bystander.wait(DEADLINE) == -signal.SIGTERM
 

@@ -191,9 +191,11 @@ CREATE TABLE public.workflow_runs (
     CONSTRAINT workflow_runs_dispatch_attempts_check CHECK ((dispatch_attempts >= 0)),
     CONSTRAINT workflow_runs_dispatched_has_time CHECK (((status <> 'dispatched'::text) OR ((dispatched_at IS NOT NULL) AND (owner_agent_id IS NOT NULL)))),
     CONSTRAINT workflow_runs_finished_has_time CHECK (((status = ANY (ARRAY['completed'::text, 'failed'::text, 'timed_out'::text, 'cancelled'::text])) = (finished_at IS NOT NULL))),
+    CONSTRAINT workflow_runs_next_attempt_at_check CHECK (isfinite(next_attempt_at)),
     CONSTRAINT workflow_runs_paused_from_check CHECK ((paused_from = ANY (ARRAY['queued'::text, 'dispatched'::text, 'claimed'::text, 'running'::text]))),
     CONSTRAINT workflow_runs_paused_knows_from CHECK (((status = ANY (ARRAY['waiting_for_approval'::text, 'blocked'::text])) = (paused_from IS NOT NULL))),
     CONSTRAINT workflow_runs_pinned_agent_id_check CHECK ((pinned_agent_id <> ''::text)),
+    CONSTRAINT workflow_runs_priority_check CHECK (((priority >= '-1000000'::integer) AND (priority <= 1000000))),
     CONSTRAINT workflow_runs_release_count_check CHECK ((release_count >= 0)),
     CONSTRAINT workflow_runs_running_has_start CHECK (((status <> 'running'::text) OR (started_at IS NOT NULL))),
     CONSTRAINT workflow_runs_status_known CHECK ((status = ANY (ARRAY['queued'::text, 'dispatched'::text, 'claimed'::text, 'running'::text, 'waiting_for_approval'::text, 'blocked'::text, 'completed'::text, 'failed'::text, 'timed_out'::text, 'cancelled'::text]))),
@@ -915,7 +917,7 @@ begin
   select coalesce(sum(g.due), 0) into v_held from jsonb_to_recordset(v_groups) as g (due integer, verdict text) where g.verdict <> 'ok';
   for v_candidate in
     select g.workflow_type, g.agent_id, g.department_id, g.slots, g.usd, g.tokens, g.due, pick.id
-      from jsonb_to_recordset(v_groups) as g (workflow_type text, pinned text, agent_id text, department_id text, due integer, priorities jsonb,
+      from jsonb_to_recordset(v_groups) as g (workflow_type text, pinned text, agent_id text, department_id text, due integer, oldest timestamptz, priorities jsonb,
                                               route_priority integer, slots integer, usd numeric, tokens numeric, verdict text)
       cross join lateral jsonb_array_elements_text(g.priorities) as level
       -- Of one priority the oldest goes first whatever waiting adds, so the oldest few of each are all that can go out.
@@ -925,9 +927,10 @@ begin
            and run.pinned_agent_id is not distinct from g.pinned and (run.next_attempt_at is null or run.next_attempt_at <= now())
          order by run.queued_at
          limit least(g.slots, v_batch) + 20) as pick
-      cross join lateral public.workflow_age_points(pick.queued_at, now()) as points
      where g.verdict = 'ok' and g.slots > 0
-     order by g.route_priority + points desc, pick.priority + points desc, pick.queued_at, pick.id
+     -- A group ages as its oldest run does, and its runs among themselves: minutes of waiting must not outweigh what a run is worth.
+     order by g.route_priority::bigint + public.workflow_age_points(g.oldest, now()) desc,
+              pick.priority::bigint + public.workflow_age_points(pick.queued_at, now()) desc, pick.queued_at, pick.id
   loop
     exit when v_number >= v_batch;
     continue when coalesce((v_taken ->> v_candidate.workflow_type)::integer, 0) >= v_candidate.slots
@@ -988,7 +991,7 @@ COMMENT ON FUNCTION public.dispatch_workflow_run(p_run_id uuid, p_agent_id text,
 CREATE FUNCTION public.dispatch_workflows(p_instance_id uuid, p_settings jsonb DEFAULT '{}'::jsonb) RETURNS jsonb
     LANGUAGE plpgsql
     SET search_path TO ''
-    SET lock_timeout TO '8s'
+    SET lock_timeout TO '2s'
     AS $$
 declare
   v_instance constant public.dispatcher_instances := public.running_instance(p_instance_id);
@@ -1030,12 +1033,14 @@ begin
         when 'retried' then v_part := public.retry_stale_dispatches(v_tenant, v_settings, v_estimates, v_budgets);
         when 'timed_out' then v_part := public.time_out_runs(v_tenant);
         when 'released' then v_part := public.release_stale_claims(v_tenant, v_settings);
-        when 'unrouted' then v_unrouted := public.mark_unrouted_runs(v_tenant);
+        when 'unrouted' then
+          v_part := public.mark_unrouted_runs(v_tenant);
+          v_unrouted := (v_part ->> 'unrouted')::integer;
         when 'pruned' then perform public.prune_workflow_rows(v_tenant);
       end case;
-    exception when query_canceled or lock_not_available or deadlock_detected or serialization_failure then
+    exception when query_canceled or deadlock_detected or serialization_failure then
       raise;
-    when others then
+    when others then  -- also a row that somebody holds for long: its phase waits for the next tick, the others do not
       v_part := '{}';
       v_errors := v_errors || jsonb_build_object('phase', v_phase, 'error', sqlerrm, 'error_code', sqlstate);
       if v_phase in ('budgets', 'enforcement') then
@@ -2263,27 +2268,41 @@ $$;
 
 COMMENT ON FUNCTION public.mark_agent_stalled(p_agent_id uuid) IS 'Sets pending items of an agent aside (failed, reason agent_stalled, attempts untouched), at most 500 a call: the sweep takes the rest. Tells the operator once per stall.';
 
-CREATE FUNCTION public.mark_unrouted_runs(p_tenant_id uuid) RETURNS integer
+CREATE FUNCTION public.mark_unrouted_runs(p_tenant_id uuid) RETURNS jsonb
     LANGUAGE plpgsql
     SET search_path TO ''
     AS $$
 declare
-  v_count integer;
+  v_run record;
+  v_count integer := 0;
+  v_errors jsonb := '[]';
 begin
-  update public.workflow_runs as run
-     set blocker_type = 'no_route', blocker_description = format('no route for workflow type %s', run.workflow_type)
-   where run.tenant_id = p_tenant_id and run.status = 'queued' and run.pinned_agent_id is null and run.blocker_type is distinct from 'no_route'
-     and not exists (select from public.workflow_agent_routing as route where route.tenant_id = p_tenant_id and route.workflow_type = run.workflow_type);
-  get diagnostics v_count = row_count;
-  update public.workflow_runs as run set blocker_type = null, blocker_description = null
-   where run.tenant_id = p_tenant_id and run.status = 'queued' and run.blocker_type = 'no_route'
-     and (run.pinned_agent_id is not null
-          or exists (select from public.workflow_agent_routing as route where route.tenant_id = p_tenant_id and route.workflow_type = run.workflow_type));
-  return v_count;
+  for v_run in
+    select run.id, run.workflow_type, run.pinned_agent_id is not null or routed.is_routed as has_agent
+      from public.workflow_runs as run
+      cross join lateral (select exists (select from public.workflow_agent_routing as route
+                                          where route.tenant_id = p_tenant_id and route.workflow_type = run.workflow_type) as is_routed) as routed
+     where run.tenant_id = p_tenant_id and run.status = 'queued'
+       and (run.pinned_agent_id is not null or routed.is_routed) = (run.blocker_type is not distinct from 'no_route')
+     limit 500 for update of run skip locked
+  loop
+    begin
+      update public.workflow_runs
+         set blocker_type = case when not v_run.has_agent then 'no_route' end,
+             blocker_description = case when not v_run.has_agent then format('no route for workflow type %s', v_run.workflow_type) end
+       where id = v_run.id;
+      v_count := v_count + (not v_run.has_agent)::integer;
+    exception when query_canceled or lock_not_available or deadlock_detected or serialization_failure then
+      raise;
+    when others then
+      v_errors := v_errors || jsonb_build_object('phase', 'unrouted', 'run_id', v_run.id, 'error', sqlerrm, 'error_code', sqlstate);
+    end;
+  end loop;
+  return jsonb_build_object('unrouted', v_count, 'errors', v_errors);
 end
 $$;
 
-COMMENT ON FUNCTION public.mark_unrouted_runs(p_tenant_id uuid) IS 'Queued runs whose type has no route carry blocker no_route until it has one.';
+COMMENT ON FUNCTION public.mark_unrouted_runs(p_tenant_id uuid) IS 'Queued runs whose type has no route carry blocker no_route until it has one; at most 500 change in a call.';
 
 CREATE FUNCTION public.merge_inbox_context(p_context jsonb, p_changes jsonb) RETURNS jsonb
     LANGUAGE sql IMMUTABLE PARALLEL SAFE
@@ -2327,7 +2346,7 @@ CREATE FUNCTION public.next_workflow_moment(p_tenant_id uuid, p_settings jsonb) 
     SET search_path TO ''
     AS $$
   select extract(epoch from min(due.at) - now())::double precision from (
-    select min(next_attempt_at) as at from public.workflow_runs where tenant_id = p_tenant_id and status = 'queued' and next_attempt_at > now()
+    select min(next_attempt_at) as at from public.workflow_runs where tenant_id = p_tenant_id and status = 'queued' and next_attempt_at > now() and isfinite(next_attempt_at)
     union all
     select min(dispatched_at) + make_interval(secs => (p_settings ->> 'stale_dispatch_seconds')::double precision)
       from public.workflow_runs where tenant_id = p_tenant_id and status = 'dispatched'
@@ -3000,7 +3019,8 @@ begin
   select * into v_wake from public.agent_wakes where claim_request = p_request and state in ('starting', 'running') limit 1;
   if v_wake.id is not null then
     select * into v_run from public.workflow_runs where id = v_wake.workflow_run_id;
-    return public.wake_grant(v_wake) || jsonb_build_object('run', public.workflow_run_json(v_run));
+    return public.wake_grant(v_wake) || jsonb_build_object('run', public.workflow_run_json(v_run), 'timeout_seconds',
+                                                           extract(epoch from v_wake.deadline_at - now()) - 15);
   end if;
   v_run := public.lock_workflow_run(v_instance.tenant_id, p_run_id);
   if v_run.id is null or v_run.status <> 'running' or v_run.claim_token is distinct from p_claim_token
@@ -3048,7 +3068,7 @@ begin
 
   insert into public.agent_wakes (tenant_id, agent_id, gateway_id, instance_id, claim_request, path, workflow_run_id, deadline_at)
   values (v_agent.tenant_id, v_agent.id, v_instance.gateway_id, v_instance.id, p_request, 'workflow', v_run.id,
-          now() + make_interval(secs => (v_instance.settings ->> 'agent_process_timeout')::double precision + 15))
+          greatest(v_run.deadline_at, now()) + interval '20 seconds')  -- of its run; the process ends 15 s before, the run 5 s before that
   returning * into v_wake;
   update public.agent_wake_state set last_wake_id = v_wake.id, last_claimed_at = v_wake.claimed_at, updated_at = now() where agent_id = v_agent.id;
   insert into public.workflow_respawns (run_id, attempt, tenant_id, wake_id, session_id, previous_session_id)
@@ -3060,7 +3080,8 @@ begin
    where id = v_run.id returning * into v_run;
   insert into public.workflow_claims (claim_token, tenant_id, run_id, workflow_type, agent_id, session_id, attempt)
   values (v_run.claim_token, v_run.tenant_id, v_run.id, v_run.workflow_type, v_run.owner_agent_id, v_run.session_id, v_run.dispatch_attempts);
-  return public.wake_grant(v_wake) || jsonb_build_object('run', public.workflow_run_json(v_run));
+  return public.wake_grant(v_wake) || jsonb_build_object('run', public.workflow_run_json(v_run), 'timeout_seconds',
+                                                         extract(epoch from v_wake.deadline_at - now()) - 15);
 end
 $$;
 
@@ -3687,14 +3708,14 @@ CREATE FUNCTION public.waiting_workflow_groups(p_tenant_id uuid, p_estimates jso
     AS $$
   select coalesce(jsonb_agg(jsonb_build_object(
            'workflow_type', waiting.workflow_type, 'pinned', waiting.pinned_agent_id, 'agent_id', waiting.agent_id, 'department_id', waiting.department_id,
-           'due', waiting.due, 'priorities', waiting.priorities, 'route_priority', waiting.priority, 'slots', waiting.slots, 'usd', waiting.usd, 'tokens', waiting.tokens,
+           'due', waiting.due, 'oldest', waiting.oldest, 'priorities', waiting.priorities, 'route_priority', waiting.priority, 'slots', waiting.slots, 'usd', waiting.usd, 'tokens', waiting.tokens,
            'verdict', gate.verdict, 'budget_id', gate.budget_id)), '[]')
     from (
-      select queued.workflow_type, queued.pinned_agent_id, queued.due, queued.priorities, coalesce(queued.pinned_agent_id, route.agent_id) as agent_id, profile.department_id,
+      select queued.workflow_type, queued.pinned_agent_id, queued.due, queued.oldest, queued.priorities, coalesce(queued.pinned_agent_id, route.agent_id) as agent_id, profile.department_id,
              coalesce(route.priority, 0) as priority, coalesce(route.max_concurrent, 1) - coalesce(active.number, 0) as slots,
              public.workflow_estimate(p_estimates, queued.workflow_type, 'usd') as usd, public.workflow_estimate(p_estimates, queued.workflow_type, 'tokens') as tokens
-        from (select level.workflow_type, level.pinned_agent_id, sum(level.due) as due, jsonb_agg(level.priority) as priorities
-                from (select run.workflow_type, run.pinned_agent_id, run.priority, count(*) as due from public.workflow_runs as run
+        from (select level.workflow_type, level.pinned_agent_id, sum(level.due) as due, min(level.oldest) as oldest, jsonb_agg(level.priority) as priorities
+                from (select run.workflow_type, run.pinned_agent_id, run.priority, count(*) as due, min(run.queued_at) as oldest from public.workflow_runs as run
                        where run.tenant_id = p_tenant_id and run.status = 'queued' and (run.next_attempt_at is null or run.next_attempt_at <= now())
                        group by run.workflow_type, run.pinned_agent_id, run.priority) as level
                group by level.workflow_type, level.pinned_agent_id) as queued
@@ -3939,7 +3960,7 @@ CREATE FUNCTION public.workflow_age_points(p_queued_at timestamp with time zone,
     SET search_path TO ''
     AS $$ select least(1000000, floor(power(greatest(0, extract(epoch from p_now - p_queued_at)) / 600, 2)))::integer $$;
 
-COMMENT ON FUNCTION public.workflow_age_points(p_queued_at timestamp with time zone, p_now timestamp with time zone) IS 'How much waiting adds to a run''s priority: the square of every ten minutes, so 1 after 10 minutes, 36 after an hour, 20736 after a day. Nothing starves.';
+COMMENT ON FUNCTION public.workflow_age_points(p_queued_at timestamp with time zone, p_now timestamp with time zone) IS 'How much waiting adds to the priority of a run, and to its route''s: the square of every ten minutes, so 1 after 10 minutes, 36 after an hour, 20736 after a day. Nothing starves.';
 
 CREATE FUNCTION public.workflow_answer(p_code text, p_run public.workflow_runs) RETURNS jsonb
     LANGUAGE sql STABLE
@@ -4116,7 +4137,7 @@ CREATE FUNCTION public.workflow_stats(p_tenant_id uuid) RETURNS jsonb
                     and not exists (select from public.workflow_agent_routing as route where route.tenant_id = p_tenant_id and route.workflow_type = run.workflow_type)),
     'finished_last_24h', (select coalesce(jsonb_object_agg(recent.status, recent.number), '{}')
                             from (select status, count(*) as number from public.workflow_runs
-                                   where tenant_id = p_tenant_id and accounted_at > now() - interval '24 hours' and finished_at is not null group by status) as recent),
+                                   where tenant_id = p_tenant_id and finished_at > now() - interval '24 hours' group by status) as recent),
     'cost_last_24h_usd', (select coalesce(sum(cost_estimate) filter (where cost_estimate >= 0 and cost_estimate <> 'NaN'), 0) from public.workflow_runs
                            where tenant_id = p_tenant_id and accounted_at > now() - interval '24 hours'),
     'notifications', (select coalesce(jsonb_object_agg(noted.state, noted.number), '{}')
@@ -4506,6 +4527,7 @@ CREATE TABLE public.workflow_agent_routing (
     created_at timestamp with time zone DEFAULT now() NOT NULL,
     CONSTRAINT workflow_agent_routing_agent_id_check CHECK ((agent_id <> ''::text)),
     CONSTRAINT workflow_agent_routing_max_concurrent_check CHECK ((max_concurrent >= 0)),
+    CONSTRAINT workflow_agent_routing_priority_check CHECK (((priority >= '-1000000'::integer) AND (priority <= 1000000))),
     CONSTRAINT workflow_agent_routing_timeout_minutes_check CHECK ((timeout_minutes > 0)),
     CONSTRAINT workflow_agent_routing_workflow_type_check CHECK ((workflow_type <> ''::text))
 );
@@ -4829,6 +4851,8 @@ CREATE INDEX workflow_runs_active ON public.workflow_runs USING btree (tenant_id
 CREATE INDEX workflow_runs_by_wake ON public.workflow_runs USING btree (wake_id) WHERE (wake_id IS NOT NULL);
 
 CREATE INDEX workflow_runs_dispatched_to ON public.workflow_runs USING btree (tenant_id, owner_agent_id, dispatched_at) WHERE (status = 'dispatched'::text);
+
+CREATE INDEX workflow_runs_finished ON public.workflow_runs USING btree (tenant_id, finished_at) WHERE (finished_at IS NOT NULL);
 
 CREATE INDEX workflow_runs_newest ON public.workflow_runs USING btree (tenant_id, created_at DESC);
 

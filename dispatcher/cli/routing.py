@@ -11,6 +11,7 @@ from dispatcher.cli.connection import operator
 from dispatcher.cli.main import new_app
 from dispatcher.cli.output import print_json, print_table
 from dispatcher.errors import DispatcherError
+from dispatcher.workflows.model import MAX_PRIORITY
 
 app = new_app(no_args_is_help=True, help="List, set, remove and seed the routes of workflow types.")
 
@@ -41,7 +42,10 @@ def set_route(
     workflow_type: Type,
     agent: Annotated[str, typer.Argument(metavar="AGENT", help="Slug of the agent that runs it.")],
     *,
-    priority: Annotated[int | None, typer.Option("--priority", help="Higher goes first; new routes: 0.")] = None,
+    priority: Annotated[
+        int | None,
+        typer.Option("--priority", help="Higher goes first; new routes: 0.", min=-MAX_PRIORITY, max=MAX_PRIORITY),
+    ] = None,
     max_concurrent: Annotated[
         int | None, typer.Option("--max-concurrent", min=0, help="Runs at once, 0 disables; new routes: 1.")
     ] = None,

@@ -15,6 +15,7 @@ from dispatcher.cli.connection import operator
 from dispatcher.cli.main import new_app
 from dispatcher.cli.output import print_json, print_table
 from dispatcher.errors import DispatcherError
+from dispatcher.workflows.model import MAX_PRIORITY
 
 app = new_app(no_args_is_help=True, help="List, show, enqueue, cancel and retry workflow runs; stats.")
 
@@ -82,7 +83,9 @@ def enqueue(
     workflow_type: Annotated[str, typer.Argument(metavar="TYPE", help="Workflow type.")],
     *,
     payload: Annotated[str, typer.Option("--input", help="Input as JSON.")] = "{}",
-    priority: Annotated[int, typer.Option("--priority", help="Higher goes first.")] = 0,
+    priority: Annotated[
+        int, typer.Option("--priority", help="Higher goes first.", min=-MAX_PRIORITY, max=MAX_PRIORITY)
+    ] = 0,
     agent: Annotated[str | None, typer.Option("--agent", help="Pin it to this agent, whatever the route says.")] = None,
     task: Annotated[str | None, typer.Option("--task", help="Id of the task it serves.")] = None,
     delay: Annotated[float, typer.Option("--delay", min=0, help="Keep it back for so many seconds.")] = 0,

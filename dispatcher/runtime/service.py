@@ -6,6 +6,7 @@ import random
 import threading
 from abc import ABC, abstractmethod
 from collections.abc import Callable
+from typing import Final
 
 from dispatcher import events
 from dispatcher.errors import EXIT_FAILED, DispatcherError
@@ -72,6 +73,10 @@ class Service(ABC):
             self._on_end(self)
 
 
+# When the function that gives an interval raises.
+SECONDS_WITHOUT_ANSWER: Final = 5.0
+
+
 class PeriodicService(Service):
     """Calls `beat` at once, then every `interval` seconds (jittered), and whenever `wake_early` is called.
 
@@ -115,7 +120,14 @@ class PeriodicService(Service):
             if self.stopping.is_set():  # set between the two lines above
                 return
             self._beat_once()
-            self._early.wait(jittered(self._interval(), self._spread, self._draw))
+            self._early.wait(jittered(self._seconds_to_next(), self._spread, self._draw))
+
+    def _seconds_to_next(self) -> float:
+        try:
+            return self._interval()
+        except Exception as error:  # as for a beat
+            log.error(events.BEAT_FAILED, msg=f"{self.name} cannot say when it is due", exc_info=error)
+            return SECONDS_WITHOUT_ANSWER
 
     def _beat_once(self) -> None:
         try:

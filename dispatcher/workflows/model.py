@@ -7,6 +7,8 @@ from dataclasses import dataclass
 from typing import Any, Final
 from uuid import UUID
 
+# As the tables check it, either way from 0.
+MAX_PRIORITY: Final = 1_000_000
 COUNTS: Final = ("dispatched", "retried", "released", "failed", "timed_out")
 
 
@@ -64,7 +66,7 @@ class TickAnswer:
             errors=tuple(_row_error(error) for error in answer.get("errors", ())),
             budget_error=answer.get("budget_error"),
             again=answer.get("again", False),
-            next_in=answer.get("next_in"),
+            next_in=None if answer.get("next_in") is None else float(answer["next_in"]),
             stops=stop_orders(answer),
         )
 

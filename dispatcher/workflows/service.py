@@ -64,6 +64,8 @@ class Ticker:
         self._is_stopping = is_stopping
         self._draw = draw
         self._failures = Backoff(base=1.0, cap=max(1.0, interval))
+        # For what is due and cannot be moved: a row that is locked, or raises.
+        self._stuck = Backoff(base=1.0, cap=max(1.0, interval))
         self._last: TickAnswer | None = None
         self._told: frozenset[RowError] = frozenset()
 
@@ -88,8 +90,13 @@ class Ticker:
             return jittered(BUSY_SECONDS, 0.5, self._draw)
         if last.again:
             return SHORTEST_WAIT
-        due = self._interval if last.next_in is None else max(last.next_in, 0.0) + SHORTEST_WAIT
-        return min(self._interval, due)
+        return min(self._interval, self._seconds_to_next(last))
+
+    def _seconds_to_next(self, last: TickAnswer) -> float:
+        if last.next_in is None or last.next_in > 0 or last.did_something:
+            self._stuck.reset()
+            return self._interval if last.next_in is None else max(last.next_in, 0.0) + SHORTEST_WAIT
+        return self._stuck.next_delay()
 
     def _follow(self, answer: TickAnswer, seconds: float) -> None:
         self._stopper.stop(answer.stops)

@@ -28,7 +28,7 @@ create table if not exists public.workflow_agent_routing (
   tenant_id uuid not null default '00000000-0000-0000-0000-000000000000' references public.tenants (id) on delete cascade,
   workflow_type text not null check (workflow_type <> ''),
   agent_id text not null check (agent_id <> ''),
-  priority integer not null default 0,
+  priority integer not null default 0 check (priority between -1000000 and 1000000),
   max_concurrent integer not null default 1 check (max_concurrent >= 0),
   timeout_minutes integer not null default 60 check (timeout_minutes > 0),
   created_at timestamptz not null default now(),
@@ -42,7 +42,7 @@ create table if not exists public.workflow_runs (
   workflow_type text not null check (workflow_type <> ''),
   status text not null default 'queued' constraint workflow_runs_status_known check (status in (
     'queued', 'dispatched', 'claimed', 'running', 'waiting_for_approval', 'blocked', 'completed', 'failed', 'timed_out', 'cancelled')),
-  priority integer not null default 0,
+  priority integer not null default 0 check (priority between -1000000 and 1000000),
   initiator text,
   task_id text,
   owner_agent_id text,
@@ -57,7 +57,7 @@ create table if not exists public.workflow_runs (
   finished_at timestamptz,
   deadline_at timestamptz,
   last_heartbeat_at timestamptz,
-  next_attempt_at timestamptz,
+  next_attempt_at timestamptz check (isfinite(next_attempt_at)),
   claim_token uuid,
   session_id text,
   wake_id uuid,
@@ -106,6 +106,7 @@ create index if not exists workflow_runs_unrouted on public.workflow_runs (tenan
 create index if not exists workflow_runs_active on public.workflow_runs (tenant_id, workflow_type, status)
   where status in ('dispatched', 'claimed', 'running');
 create index if not exists workflow_runs_dispatched_to on public.workflow_runs (tenant_id, owner_agent_id, dispatched_at) where status = 'dispatched';
+create index if not exists workflow_runs_finished on public.workflow_runs (tenant_id, finished_at) where finished_at is not null;
 create index if not exists workflow_runs_newest on public.workflow_runs (tenant_id, created_at desc);
 create index if not exists workflow_runs_accounted on public.workflow_runs (tenant_id, accounted_at)
   include (owner_agent_id, workflow_type, cost_estimate, reserved_usd, input_tokens, output_tokens, reserved_tokens) where accounted_at is not null;

@@ -13,7 +13,7 @@ create or replace function public.workflow_age_points(p_queued_at timestamptz, p
 language sql immutable set search_path = ''
 as $$ select least(1000000, floor(power(greatest(0, extract(epoch from p_now - p_queued_at)) / 600, 2)))::integer $$;
 comment on function public.workflow_age_points(timestamptz, timestamptz) is
-  'How much waiting adds to a run''s priority: the square of every ten minutes, so 1 after 10 minutes, 36 after an hour, 20736 after a day. Nothing starves.';
+  'How much waiting adds to the priority of a run, and to its route''s: the square of every ten minutes, so 1 after 10 minutes, 36 after an hour, 20736 after a day. Nothing starves.';
 
 create or replace function public.gateway_of_workflow_agent(p_tenant_id uuid, p_agent_id text) returns uuid
 language sql stable set search_path = ''
@@ -45,14 +45,14 @@ language sql stable set search_path = ''
 as $$
   select coalesce(jsonb_agg(jsonb_build_object(
            'workflow_type', waiting.workflow_type, 'pinned', waiting.pinned_agent_id, 'agent_id', waiting.agent_id, 'department_id', waiting.department_id,
-           'due', waiting.due, 'priorities', waiting.priorities, 'route_priority', waiting.priority, 'slots', waiting.slots, 'usd', waiting.usd, 'tokens', waiting.tokens,
+           'due', waiting.due, 'oldest', waiting.oldest, 'priorities', waiting.priorities, 'route_priority', waiting.priority, 'slots', waiting.slots, 'usd', waiting.usd, 'tokens', waiting.tokens,
            'verdict', gate.verdict, 'budget_id', gate.budget_id)), '[]')
     from (
-      select queued.workflow_type, queued.pinned_agent_id, queued.due, queued.priorities, coalesce(queued.pinned_agent_id, route.agent_id) as agent_id, profile.department_id,
+      select queued.workflow_type, queued.pinned_agent_id, queued.due, queued.oldest, queued.priorities, coalesce(queued.pinned_agent_id, route.agent_id) as agent_id, profile.department_id,
              coalesce(route.priority, 0) as priority, coalesce(route.max_concurrent, 1) - coalesce(active.number, 0) as slots,
              public.workflow_estimate(p_estimates, queued.workflow_type, 'usd') as usd, public.workflow_estimate(p_estimates, queued.workflow_type, 'tokens') as tokens
-        from (select level.workflow_type, level.pinned_agent_id, sum(level.due) as due, jsonb_agg(level.priority) as priorities
-                from (select run.workflow_type, run.pinned_agent_id, run.priority, count(*) as due from public.workflow_runs as run
+        from (select level.workflow_type, level.pinned_agent_id, sum(level.due) as due, min(level.oldest) as oldest, jsonb_agg(level.priority) as priorities
+                from (select run.workflow_type, run.pinned_agent_id, run.priority, count(*) as due, min(run.queued_at) as oldest from public.workflow_runs as run
                        where run.tenant_id = p_tenant_id and run.status = 'queued' and (run.next_attempt_at is null or run.next_attempt_at <= now())
                        group by run.workflow_type, run.pinned_agent_id, run.priority) as level
                group by level.workflow_type, level.pinned_agent_id) as queued
@@ -109,7 +109,7 @@ begin
   select coalesce(sum(g.due), 0) into v_held from jsonb_to_recordset(v_groups) as g (due integer, verdict text) where g.verdict <> 'ok';
   for v_candidate in
     select g.workflow_type, g.agent_id, g.department_id, g.slots, g.usd, g.tokens, g.due, pick.id
-      from jsonb_to_recordset(v_groups) as g (workflow_type text, pinned text, agent_id text, department_id text, due integer, priorities jsonb,
+      from jsonb_to_recordset(v_groups) as g (workflow_type text, pinned text, agent_id text, department_id text, due integer, oldest timestamptz, priorities jsonb,
                                               route_priority integer, slots integer, usd numeric, tokens numeric, verdict text)
       cross join lateral jsonb_array_elements_text(g.priorities) as level
       -- Of one priority the oldest goes first whatever waiting adds, so the oldest few of each are all that can go out.
@@ -119,9 +119,10 @@ begin
            and run.pinned_agent_id is not distinct from g.pinned and (run.next_attempt_at is null or run.next_attempt_at <= now())
          order by run.queued_at
          limit least(g.slots, v_batch) + 20) as pick
-      cross join lateral public.workflow_age_points(pick.queued_at, now()) as points
      where g.verdict = 'ok' and g.slots > 0
-     order by g.route_priority + points desc, pick.priority + points desc, pick.queued_at, pick.id
+     -- A group ages as its oldest run does, and its runs among themselves: minutes of waiting must not outweigh what a run is worth.
+     order by g.route_priority::bigint + public.workflow_age_points(g.oldest, now()) desc,
+              pick.priority::bigint + public.workflow_age_points(pick.queued_at, now()) desc, pick.queued_at, pick.id
   loop
     exit when v_number >= v_batch;
     continue when coalesce((v_taken ->> v_candidate.workflow_type)::integer, 0) >= v_candidate.slots
@@ -290,25 +291,40 @@ end
 $$;
 comment on function public.release_stale_claims(uuid, jsonb) is 'Claims without a heartbeat for too long are lost: the run returns to the queue, the fourth time it fails.';
 
-create or replace function public.mark_unrouted_runs(p_tenant_id uuid) returns integer
+drop function if exists public.mark_unrouted_runs(uuid);
+create or replace function public.mark_unrouted_runs(p_tenant_id uuid) returns jsonb
 language plpgsql volatile set search_path = ''
 as $$
 declare
-  v_count integer;
+  v_run record;
+  v_count integer := 0;
+  v_errors jsonb := '[]';
 begin
-  update public.workflow_runs as run
-     set blocker_type = 'no_route', blocker_description = format('no route for workflow type %s', run.workflow_type)
-   where run.tenant_id = p_tenant_id and run.status = 'queued' and run.pinned_agent_id is null and run.blocker_type is distinct from 'no_route'
-     and not exists (select from public.workflow_agent_routing as route where route.tenant_id = p_tenant_id and route.workflow_type = run.workflow_type);
-  get diagnostics v_count = row_count;
-  update public.workflow_runs as run set blocker_type = null, blocker_description = null
-   where run.tenant_id = p_tenant_id and run.status = 'queued' and run.blocker_type = 'no_route'
-     and (run.pinned_agent_id is not null
-          or exists (select from public.workflow_agent_routing as route where route.tenant_id = p_tenant_id and route.workflow_type = run.workflow_type));
-  return v_count;
+  for v_run in
+    select run.id, run.workflow_type, run.pinned_agent_id is not null or routed.is_routed as has_agent
+      from public.workflow_runs as run
+      cross join lateral (select exists (select from public.workflow_agent_routing as route
+                                          where route.tenant_id = p_tenant_id and route.workflow_type = run.workflow_type) as is_routed) as routed
+     where run.tenant_id = p_tenant_id and run.status = 'queued'
+       and (run.pinned_agent_id is not null or routed.is_routed) = (run.blocker_type is not distinct from 'no_route')
+     limit 500 for update of run skip locked
+  loop
+    begin
+      update public.workflow_runs
+         set blocker_type = case when not v_run.has_agent then 'no_route' end,
+             blocker_description = case when not v_run.has_agent then format('no route for workflow type %s', v_run.workflow_type) end
+       where id = v_run.id;
+      v_count := v_count + (not v_run.has_agent)::integer;
+    exception when query_canceled or lock_not_available or deadlock_detected or serialization_failure then
+      raise;
+    when others then
+      v_errors := v_errors || jsonb_build_object('phase', 'unrouted', 'run_id', v_run.id, 'error', sqlerrm, 'error_code', sqlstate);
+    end;
+  end loop;
+  return jsonb_build_object('unrouted', v_count, 'errors', v_errors);
 end
 $$;
-comment on function public.mark_unrouted_runs(uuid) is 'Queued runs whose type has no route carry blocker no_route until it has one.';
+comment on function public.mark_unrouted_runs(uuid) is 'Queued runs whose type has no route carry blocker no_route until it has one; at most 500 change in a call.';
 
 create or replace function public.prune_workflow_rows(p_tenant_id uuid) returns integer
 language plpgsql volatile set search_path = ''
@@ -337,7 +353,7 @@ create or replace function public.next_workflow_moment(p_tenant_id uuid, p_setti
 language sql stable set search_path = ''
 as $$
   select extract(epoch from min(due.at) - now())::double precision from (
-    select min(next_attempt_at) as at from public.workflow_runs where tenant_id = p_tenant_id and status = 'queued' and next_attempt_at > now()
+    select min(next_attempt_at) as at from public.workflow_runs where tenant_id = p_tenant_id and status = 'queued' and next_attempt_at > now() and isfinite(next_attempt_at)
     union all
     select min(dispatched_at) + make_interval(secs => (p_settings ->> 'stale_dispatch_seconds')::double precision)
       from public.workflow_runs where tenant_id = p_tenant_id and status = 'dispatched'
@@ -348,7 +364,7 @@ $$;
 comment on function public.next_workflow_moment(uuid, jsonb) is 'In how many seconds something becomes due by itself; NULL when nothing does.';
 
 create or replace function public.dispatch_workflows(p_instance_id uuid, p_settings jsonb default '{}') returns jsonb
-language plpgsql volatile set search_path = '' set lock_timeout = '8s'
+language plpgsql volatile set search_path = '' set lock_timeout = '2s'
 as $$
 declare
   v_instance constant public.dispatcher_instances := public.running_instance(p_instance_id);
@@ -390,12 +406,14 @@ begin
         when 'retried' then v_part := public.retry_stale_dispatches(v_tenant, v_settings, v_estimates, v_budgets);
         when 'timed_out' then v_part := public.time_out_runs(v_tenant);
         when 'released' then v_part := public.release_stale_claims(v_tenant, v_settings);
-        when 'unrouted' then v_unrouted := public.mark_unrouted_runs(v_tenant);
+        when 'unrouted' then
+          v_part := public.mark_unrouted_runs(v_tenant);
+          v_unrouted := (v_part ->> 'unrouted')::integer;
         when 'pruned' then perform public.prune_workflow_rows(v_tenant);
       end case;
-    exception when query_canceled or lock_not_available or deadlock_detected or serialization_failure then
+    exception when query_canceled or deadlock_detected or serialization_failure then
       raise;
-    when others then
+    when others then  -- also a row that somebody holds for long: its phase waits for the next tick, the others do not
       v_part := '{}';
       v_errors := v_errors || jsonb_build_object('phase', v_phase, 'error', sqlerrm, 'error_code', sqlstate);
       if v_phase in ('budgets', 'enforcement') then
@@ -455,7 +473,7 @@ as $$
                     and not exists (select from public.workflow_agent_routing as route where route.tenant_id = p_tenant_id and route.workflow_type = run.workflow_type)),
     'finished_last_24h', (select coalesce(jsonb_object_agg(recent.status, recent.number), '{}')
                             from (select status, count(*) as number from public.workflow_runs
-                                   where tenant_id = p_tenant_id and accounted_at > now() - interval '24 hours' and finished_at is not null group by status) as recent),
+                                   where tenant_id = p_tenant_id and finished_at > now() - interval '24 hours' group by status) as recent),
     'cost_last_24h_usd', (select coalesce(sum(cost_estimate) filter (where cost_estimate >= 0 and cost_estimate <> 'NaN'), 0) from public.workflow_runs
                            where tenant_id = p_tenant_id and accounted_at > now() - interval '24 hours'),
     'notifications', (select coalesce(jsonb_object_agg(noted.state, noted.number), '{}')

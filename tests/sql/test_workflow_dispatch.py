@@ -66,6 +66,28 @@ def test_waiting_long_beats_any_priority(runs: Workflows) -> None:
     assert order_of(runs) == [old]
 
 
+def test_priority_counts_among_runs_that_have_waited_long(runs: Workflows) -> None:
+    """Of one type, and of types on routes of one priority: five minutes more do not outweigh thirty points."""
+    runs.route("one", max_concurrent=9), runs.route("two", max_concurrent=9)
+    low = runs.run("one", queued_at=ago(minutes=65))
+    urgent = runs.run("one", priority=30, queued_at=ago(minutes=60))
+    other = runs.run("two", priority=20, queued_at=ago(minutes=65))
+    assert runs.tick(workflow_batch_size=9)["dispatched"] == 3
+    assert order_of(runs) == [urgent, other, low]
+
+
+def test_the_highest_priority_there_is_spoils_no_arithmetic(runs: Workflows) -> None:
+    runs.route("top", priority=1_000_000), runs.route()
+    top = runs.run("top", priority=1_000_000, queued_at=ago(days=900))
+    other = runs.run()
+    assert runs.tick()["dispatched"] == 2
+    assert order_of(runs) == [top, other]
+    with pytest.raises(psycopg.errors.CheckViolation):
+        runs.run(priority=1_000_001)
+    with pytest.raises(psycopg.errors.CheckViolation):
+        runs.run(next_attempt_at="infinity")
+
+
 def test_a_busy_or_closed_head_hides_nobody(runs: Workflows) -> None:
     """Thirty old runs of a full type, thirty of a disabled one and thirty without a route stand in front."""
     runs.route("full", priority=9)
@@ -106,7 +128,7 @@ def test_a_pin_wins_over_the_route_and_keeps_the_types_limit(runs: Workflows) ->
     pinned = [runs.run(pinned_agent_id="ada") for _ in range(2)]
     runs.run()
     assert runs.tick()["dispatched"] == 2
-    assert {runs.row(run)["owner_agent_id"] for run in pinned} <= {"ada", None}
+    assert {runs.row(run)["owner_agent_id"] for run in pinned} == {"ada"}
     unrouted = runs.run("nowhere", pinned_agent_id="bob")
     runs.tick()
     assert runs.row(unrouted)["owner_agent_id"] == "bob"
@@ -381,6 +403,34 @@ def test_ff62_a_row_that_raises_stops_nobody(poisoned: Workflows) -> None:
     assert (runs.status(stale_good), runs.status(stale_bad)) == ("timed_out", "running")
 
 
+def test_a_row_that_raises_keeps_no_blocker_from_the_others(poisoned: Workflows) -> None:
+    runs = poisoned
+    bad, good = runs.run("nowhere", initiator="bad"), runs.run("nowhere")
+    poison_trigger(runs, "new.initiator = 'bad'")
+    tick = runs.tick()
+    assert [(error["phase"], error["run_id"]) for error in tick["errors"]] == [("unrouted", str(bad))]
+    assert (runs.row(good)["blocker_type"], runs.row(bad)["blocker_type"]) == ("no_route", None)
+
+
+def test_a_row_or_a_route_that_somebody_holds_keeps_nothing_else_back(runs: Workflows) -> None:
+    runs.route()
+    run, unrouted = runs.run(), runs.run("nowhere")
+    late = runs.run(status="running", owner_agent_id="coder", deadline_at=ago(minutes=1))
+    with runs.database.connect() as other:
+        other.execute("begin")
+        other.execute("select from workflow_runs where id = %s for update", [unrouted])
+        tick = runs.tick()
+        assert (tick["errors"], tick["timed_out"], runs.status(late)) == ([], 1, "timed_out")
+        other.execute("select from workflow_agent_routing for update")
+        late = runs.run(status="running", owner_agent_id="coder", deadline_at=ago(minutes=1))
+        tick = runs.tick()
+        assert {error["error_code"] for error in tick["errors"]} == {"55P03"}
+        assert (tick["timed_out"], runs.status(late)) == (1, "timed_out")
+        other.execute("rollback")
+    assert runs.tick()["errors"] == []
+    assert runs.status(run) == "dispatched"
+
+
 def test_a_phase_that_raises_stops_no_other(shared: Database, runs: Workflows) -> None:
     runs.route()
     run = runs.run(status="running", owner_agent_id="coder", deadline_at=ago(minutes=1))
@@ -526,6 +576,8 @@ def test_an_orphan_gets_one_new_process_in_an_attempt(runs: Workflows) -> None:
     grant = respawn(runs, suspect, request)
     assert (grant["granted"], grant["path"], grant["agent_slug"]) == (True, "workflow", "coder")
     assert grant["run"]["session_id"] == f"respawn-{grant['wake_id']}"
+    # It may run for as long as its run may, not for as long as a look at the inbox.
+    assert 3590 < grant["timeout_seconds"] <= 3605
     assert respawn(runs, suspect, request)["wake_id"] == grant["wake_id"]
     assert suspects(runs) == []
     # The daemon dies; the next one finds the wake lost, and the run silent again: not a second process.

@@ -13,6 +13,7 @@ from hypothesis import strategies as st
 
 from dispatcher import events
 from dispatcher.agents.openclaw_calls import CallResult, OpenclawCommand
+from dispatcher.agents.registry import possible_ids
 from dispatcher.errors import DispatcherError, InvalidAgentId, ServiceUnavailable, SpawnError
 from dispatcher.inbox.message import wake_message
 from dispatcher.inbox.model import Grant
@@ -24,7 +25,7 @@ from dispatcher.workflows.model import Notification, StopOrder, Suspect, TickAns
 from dispatcher.workflows.monitor import Monitor
 from dispatcher.workflows.notify import Notifier, session_agent
 from dispatcher.workflows.service import ProcessStopper, Ticker
-from dispatcher.workflows.sessions import is_live_task, judge, read_sessions
+from dispatcher.workflows.sessions import is_live_task, judge, read_sessions, rows_of
 
 NOW = datetime(2026, 11, 30, 12, 0, tzinfo=UTC)
 RUN = uuid.UUID(int=7)
@@ -118,11 +119,21 @@ def listed(age_seconds: float | None, key: str = "agent:coder:s1", **more: objec
         ([listed(None, updatedAt="2026-11-30T11:59:00Z")], "alive"),
         ([listed(None, updatedAt="2026-11-30T11:00:00")], "gone"),
         ([listed(5, "agent:CODER:main", sessionId="s1")], "alive"),
+        # as OpenClaw lists an agent of a workspace
+        ([listed(5, "agent:hq-coder:main", sessionId="s1")], "alive"),
+        ([listed(500, "agent:hq-coder:main", sessionId="s1")], "gone"),
+        ([listed(500, status="running")], "alive"),
+        ([listed(500, status="done")], "gone"),
     ],
 )
 def test_what_openclaw_says_of_a_silent_run(rows: list[dict[str, Any]], judgement: str) -> None:
     for document in (rows, {"sessions": rows}, {"sessions": {"x": 1}, "recent": rows}):
-        assert judge(suspect(), read_sessions(document, NOW), 360) == judgement
+        assert judgement_of(document) == judgement
+
+
+def judgement_of(document: Any) -> str:
+    ids = possible_ids(["hq/coder"], "hq", "coder")
+    return judge(suspect(), rows_of(suspect(), read_sessions(document, NOW), ids), 360)
 
 
 json_values: st.SearchStrategy[Any] = st.recursive(
@@ -139,7 +150,7 @@ json_values: st.SearchStrategy[Any] = st.recursive(
 
 @given(json_values)
 def test_no_answer_is_too_odd_to_read(document: Any) -> None:
-    assert judge(suspect(), read_sessions(document, NOW), 360) in ("gone", "alive", "unknown")
+    assert judgement_of(document) in ("gone", "alive", "unknown")
     assert is_live_task(document) in (True, False)
 
 
@@ -240,7 +251,8 @@ def test_a_stop_ends_the_rounds_and_an_endless_queue_cannot_hold_the_loop(log: L
         (answer(), 30),
         (answer(next_in=5.0), 5.05),
         (answer(next_in=500.0), 30),
-        (answer(next_in=-3.0), 0.05),
+        (answer(next_in="Infinity"), 30),
+        (answer(next_in=-3.0, timed_out=1), 0.05),
         ({"busy": True, "stop_wakes": []}, 0.25),
     ],
 )
@@ -248,6 +260,21 @@ def test_when_the_next_tick_is_due(log: Log, said: dict[str, Any], interval: flo
     made, *_ = ticker(Script(said))
     made.beat()
     assert made.next_interval() == pytest.approx(interval)
+
+
+def test_what_is_due_and_cannot_be_moved_is_looked_at_less_and_less(log: Log) -> None:
+    """A row that is locked, or raises, must not make every daemon tick without a pause."""
+    stuck = answer(next_in=-60.0)
+    made, *_ = ticker(Script(*[stuck] * 8, answer(next_in=-60.0, timed_out=1), stuck))
+    delays = []
+    for _ in range(10):
+        made.beat()
+        delays.append(made.next_interval())
+    assert 0.5 < delays[0] < 1.5
+    assert delays[:6] == sorted(delays[:6])
+    assert 20 < delays[7] <= 30
+    assert delays[8] == pytest.approx(0.05)
+    assert delays[9] < 1.5
 
 
 def test_after_failures_it_comes_back_sooner_than_the_poll_and_later_each_time(log: Log) -> None:
@@ -398,9 +425,20 @@ class Watched:
         return self.found
 
 
-def monitor(store: Any, calls: Any, claim: Callable[[Suspect], Any], launched: list[Any]) -> Monitor:
+def monitor(
+    store: Any, calls: Any, claim: Callable[[Suspect], Any], launched: list[Any], *, is_stopping: bool = False
+) -> Monitor:
     stopper = ProcessStopper(lambda _wake, _cause: True)
-    return Monitor(store, calls, stopper, claim, lambda answer, message: launched.append(message), now=lambda: NOW)
+    return Monitor(
+        store,
+        calls,
+        stopper,
+        claim,
+        lambda answer, message: launched.append(message),
+        known_agents=lambda: ["hq/coder"],
+        is_stopping=lambda: is_stopping,
+        now=lambda: NOW,
+    )
 
 
 def granted(_suspect: Suspect) -> dict[str, Any]:
@@ -422,7 +460,36 @@ def test_without_suspects_openclaw_is_not_asked(log: Log) -> None:
     assert calls.asked == []
 
 
-@pytest.mark.parametrize("result", [CallResult(1, b"down"), CallResult(0, b"no json here"), SpawnError("no openclaw")])
+def test_a_stop_in_mid_beat_spends_no_respawn(log: Log) -> None:
+    launched: list[str] = []
+    monitor(Watched(suspect()), Calls(document=[]), granted, launched, is_stopping=True).beat()
+    assert launched == []
+
+
+def test_a_question_about_tasks_that_was_cut_short_is_no_answer(log: Log) -> None:
+    """The sessions say gone; whether a task lives could not be told in time."""
+
+    class CutShort(Calls):
+        def ask(self, *arguments: str, marker: str) -> tuple[CallResult, Any]:
+            result, document = super().ask(*arguments, marker=marker)
+            if arguments[0] == "tasks":
+                return CallResult(None, b"", "no end within 20 s"), None
+            return result, document
+
+    launched: list[str] = []
+    monitor(Watched(suspect()), CutShort(document=[]), granted, launched).beat()
+    assert launched == []
+
+
+def test_tasks_are_asked_for_by_the_key_of_the_session_too(log: Log) -> None:
+    calls = Calls(document=[listed(500, "agent:hq-coder:main", sessionId="s1")])
+    monitor(Watched(suspect()), calls, granted, []).beat()
+    assert [question[2] for question in calls.asked if question[0] == "tasks"] == ["s1", "agent:hq-coder:main"]
+
+
+@pytest.mark.parametrize(
+    "result", [CallResult(1, b"down"), CallResult(0, b"no json here"), CallResult(0, b""), SpawnError("no openclaw")]
+)
 def test_unknown_is_not_gone(log: Log, result: Any) -> None:
     launched: list[str] = []
     monitor(Watched(suspect()), Calls(result), granted, launched).beat()

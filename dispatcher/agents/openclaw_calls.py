@@ -112,6 +112,8 @@ class OpenclawCommand:
             error = self._wait(process, output, seconds, is_complete)
             if error is not None:
                 processes.stop_family(process, marker, term_grace=TERM_SECONDS)
+                # The first thread of a program is gone a moment before the last, and only then it can be reaped.
+                process.wait(TERM_SECONDS)
             exit_code = process.reap()
         finally:
             process.close()

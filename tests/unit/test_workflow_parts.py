@@ -1,5 +1,6 @@
 """The workflows slice without a database: texts, judgements about sessions, when to tick, what is told."""
 
+import sys
 import threading
 import uuid
 from collections.abc import Callable, Iterator, Mapping
@@ -7,6 +8,7 @@ from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from typing import Any
 
+import psutil
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -552,6 +554,34 @@ def test_an_answer_that_is_complete_ends_a_call_that_never_would(tmp_path: Path)
     path = script_in(tmp_path, 'echo "warning: old"; echo \'{"sessions": []}\'; exec sleep 600')
     result, document = OpenclawCommand(path, lambda _marker: {"PATH": "/bin:/usr/bin"}).ask("sessions", marker="m")
     assert (result.failure, document) == ("", {"sessions": []})
+
+
+LAST_THREAD_LINGERS = """
+import ctypes, os, signal, threading, time
+def outlive() -> None:
+    told.wait()
+    time.sleep(0.3)
+    os._exit(0)
+def end_first_thread(*_) -> None:
+    told.set()
+    ctypes.CDLL(None).pthread_exit(None)
+told = threading.Event()
+threading.Thread(target=outlive).start()
+signal.signal(signal.SIGTERM, end_first_thread)
+print('{"sessions": []}', flush=True)
+while True:
+    signal.pause()
+"""
+
+
+def test_a_program_whose_last_thread_lingers_leaves_no_zombie(tmp_path: Path) -> None:
+    """As OpenClaw's does: its first thread is gone, so nobody of its family is left, and it cannot be reaped yet."""
+    script = tmp_path / "lingers.py"
+    script.write_text(LAST_THREAD_LINGERS)
+    path = script_in(tmp_path, f'exec {sys.executable} {script} "$@"')
+    before = set(psutil.Process().children())
+    OpenclawCommand(path, lambda _marker: {"PATH": "/bin:/usr/bin"}).ask("sessions", marker="m")
+    assert set(psutil.Process().children()) == before
 
 
 def test_a_call_is_bounded_and_a_stop_of_the_daemon_ends_it(tmp_path: Path) -> None:

@@ -52,7 +52,7 @@ from dispatcher.supabase.realtime import RealtimeService, RealtimeState
 from dispatcher.supabase.realtime_paths import Hint
 from dispatcher.supabase.rest import RestClient, Timeouts
 from dispatcher.workflows.model import Suspect
-from dispatcher.workflows.monitor import MONITOR_SECONDS, Monitor
+from dispatcher.workflows.monitor import Monitor, monitor_interval
 from dispatcher.workflows.notify import Notifier
 from dispatcher.workflows.service import ProcessStopper, Ticker
 from dispatcher.workflows.settings import workflow_settings
@@ -178,7 +178,8 @@ class Daemon:
             known_agents=self._registry.known_ids,
             is_stopping=self._ending.is_set,
         )
-        monitoring = self._periodic("monitor", monitor.beat, lambda: MONITOR_SECONDS, MONITOR_SECONDS)
+        seconds = monitor_interval(settings.stale_claim_seconds)
+        monitoring = self._periodic("monitor", monitor.beat, lambda: seconds, seconds)
         return [self._notify, self._workflows, monitoring]
 
     def _periodic(

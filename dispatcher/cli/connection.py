@@ -14,6 +14,7 @@ from dispatcher.logs import configure_logging
 from dispatcher.supabase.rest import RestClient
 
 MISSING_FUNCTION = "PGRST202"
+MISSING_TABLE = "42P01"
 
 
 class Operator:
@@ -43,6 +44,10 @@ class Operator:
         except RestError as error:
             if error.code == MISSING_FUNCTION:
                 raise migrations_missing(function) from error
+            if error.code == MISSING_TABLE:
+                raise MigrationsMissing(
+                    f"{error}: make what is gone with `dispatcher migrate --again --db-url …`, then try again."
+                ) from error
             raise
         return answer
 

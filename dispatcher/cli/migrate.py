@@ -16,6 +16,9 @@ def command(
         ),
     ] = None,
     dry_run: Annotated[bool, typer.Option("--dry-run", help="Only name what would be applied.")] = False,
+    again: Annotated[
+        bool, typer.Option("--again", help="Apply all of them once more: makes what was dropped, leaves the rest.")
+    ] = False,
 ) -> None:
     """Apply the project's migrations, each once, in order. Safe to run twice and by two at once."""
     from dispatcher.errors import SettingsError
@@ -23,7 +26,7 @@ def command(
 
     if not db_url:
         raise SettingsError("the database is not named: give --db-url, DATABASE_URL or SUPABASE_DB_URL")
-    applied = apply_migrations(db_url, migrations_directory(), dry_run=dry_run)
+    applied = apply_migrations(db_url, migrations_directory(), dry_run=dry_run, again=again)
     verb = "would apply" if dry_run else "applied"
     for migration in applied:
         typer.echo(f"{verb} {migration.version} {migration.name}")

@@ -84,13 +84,14 @@ def _refuse_shared_versions(migrations: list[Migration]) -> None:
         seen[migration.version] = migration.path
 
 
-def apply_migrations(db_url: str, directory: Path, *, dry_run: bool = False) -> list[Applied]:
+def apply_migrations(db_url: str, directory: Path, *, dry_run: bool = False, again: bool = False) -> list[Applied]:
     """Apply what is not yet recorded. Two at once are safe: the second waits, then finds nothing left to do.
 
     Args:
         db_url: of a role that may create schemas; a direct connection or a pooler of either mode.
         directory: see `migrations_directory`.
         dry_run: only say what would be applied; writes nothing.
+        again: apply what is recorded too. Every file leaves alone what is there and makes what is gone.
 
     Raises:
         MigrationError: a statement was refused. Earlier files stay applied.
@@ -100,26 +101,26 @@ def apply_migrations(db_url: str, directory: Path, *, dry_run: bool = False) -> 
     migrations = read_migrations(directory)
     with _connect(db_url) as connection:
         if dry_run:
-            recorded = _recorded_versions(connection)
+            recorded = set() if again else _recorded_versions(connection)
             return [Applied(each.version, each.name) for each in migrations if each.version not in recorded]
         _create_history(connection)
-        return list(_apply_each(connection, migrations))
+        return list(_apply_each(connection, migrations, again))
 
 
-def _apply_each(connection: "psycopg.Connection", migrations: list[Migration]) -> Iterator[Applied]:
+def _apply_each(connection: "psycopg.Connection", migrations: list[Migration], again: bool) -> Iterator[Applied]:
     for migration in migrations:
-        applied = _apply_once(connection, migration)
+        applied = _apply_once(connection, migration, again)
         # A file must not depend on what an earlier one did to the session: by psql each would have its own.
         connection.execute("discard all")
         if applied:
             yield Applied(migration.version, migration.name)
 
 
-def _apply_once(connection: "psycopg.Connection", migration: Migration) -> bool:
+def _apply_once(connection: "psycopg.Connection", migration: Migration, again: bool) -> bool:
     """True when this call applied it. The lock ends with the transaction, so a pooler cannot keep it."""
     with connection.transaction():
         connection.execute("select pg_advisory_xact_lock(%s)", (_LOCK,))
-        if migration.version in _recorded_versions(connection):
+        if not again and migration.version in _recorded_versions(connection):
             return False
         statements = split_statements(migration.path.read_text(encoding="utf-8"))
         for statement in statements:
@@ -150,7 +151,8 @@ def _describe(migration: Migration, statement: Statement, error: "psycopg.Error"
 
 def _record(connection: "psycopg.Connection", migration: Migration, statements: list[Statement]) -> None:
     connection.execute(
-        "insert into supabase_migrations.schema_migrations (version, name, statements) values (%s, %s, %s)",
+        "insert into supabase_migrations.schema_migrations (version, name, statements) values (%s, %s, %s)"
+        " on conflict (version) do update set statements = excluded.statements",
         (migration.version, migration.name, [statement.text for statement in statements]),
     )
 

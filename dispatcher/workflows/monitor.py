@@ -15,18 +15,25 @@ from dispatcher.logs import get_logger
 from dispatcher.workflows.message import respawn_message
 from dispatcher.workflows.model import Suspect
 from dispatcher.workflows.service import ProcessStopper
-from dispatcher.workflows.sessions import SessionRow, is_live_task, judge, read_sessions, rows_of
+from dispatcher.workflows.sessions import SessionRow, is_live_task, judge, lists_sessions, read_sessions, rows_of
 from dispatcher.workflows.store import WorkflowStore
 
 log = get_logger(__name__)
 
-MONITOR_SECONDS: Final = 30.0
+LONGEST_INTERVAL: Final = 30.0
+# A silent run is looked at from 60 % of STALE_CLAIM_SECONDS on and released at all of it: twice in between, at least.
+LOOKS_BEFORE_RELEASE: Final = 5
 # Questions about one suspect's tasks; each takes a second or two.
 MAX_TASKS_ASKED: Final = 3
 Claim = Callable[[Suspect], Mapping[str, Any]]
 """Asks for the new process of an orphan; what is granted is booked as a wake of this daemon before it returns."""
 Launch = Callable[[Mapping[str, Any], str], None]
 """Starts the process of a granted wake with this message."""
+
+
+def monitor_interval(stale_claim_seconds: float) -> float:
+    """Seconds between two beats."""
+    return min(LONGEST_INTERVAL, max(0.5, stale_claim_seconds / LOOKS_BEFORE_RELEASE))
 
 
 class Monitor:
@@ -93,7 +100,9 @@ class Monitor:
             result, document = self._openclaw.ask("sessions", "--all-agents", marker="monitor")
         except DispatcherError as error:
             return str(error), None
-        return result.failure or ("an answer that is no JSON" if document is None else ""), document
+        if not result.failure and not lists_sessions(document):
+            return "an answer that lists no sessions", None
+        return result.failure, document
 
     def _is_gone(self, suspect: Suspect, sessions: Sequence[SessionRow], orphan_after: float) -> bool:
         agent_ids = possible_ids(self._known_agents(), suspect.workspace_slug, suspect.agent_id)

@@ -35,6 +35,13 @@ def read_sessions(document: object, now: datetime) -> list[SessionRow]:
     return [_row(entry, now) for entry in _entries(document)]
 
 
+def lists_sessions(document: object) -> bool:
+    """Whether this is an answer at all: a list of sessions, be it empty. What has no list knows nothing."""
+    if isinstance(document, Mapping):
+        return any(isinstance(document.get(name), list) for name in LISTS)
+    return isinstance(document, list)
+
+
 def _entries(document: object) -> Iterator[Mapping[str, Any]]:
     if isinstance(document, Mapping):
         for name in LISTS:

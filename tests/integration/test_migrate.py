@@ -19,6 +19,9 @@ from tests.support.database import Database
 from tests.support.waiting import wait_until
 
 HISTORY = "select version, name, statements from supabase_migrations.schema_migrations order by version"
+COLUMNS = """
+    select table_name, column_name, data_type from information_schema.columns
+     where table_schema = 'public' order by table_name, ordinal_position"""
 
 
 @pytest.fixture
@@ -215,6 +218,21 @@ def test_the_command_says_what_it_did(
     assert [line.replace("would apply", "applied") for line in planned] == done
     assert run_command_line(["migrate"]) == 0
     assert capsys.readouterr().out == "up to date\n"
+
+
+def test_what_was_dropped_comes_back_when_all_are_applied_again(
+    database: Database, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("SUPABASE_DB_URL", database.url)
+    before = database.rows(COLUMNS)
+    kept = database.value("insert into tenants (name, slug) values ('kept', 'kept') returning id")
+    database.execute("drop table budgets, budget_events cascade")
+    assert run_command_line(["migrate"]) == 0
+    assert capsys.readouterr().out == "up to date\n"
+    assert run_command_line(["migrate", "--again"]) == 0
+    assert len(capsys.readouterr().out.splitlines()) == len(list(migrations_directory().glob("*.sql")))
+    assert database.rows(COLUMNS) == before
+    assert database.value("select count(*) from tenants where id = %s", [kept]) == 1
 
 
 def test_the_command_needs_a_database(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:

@@ -24,7 +24,7 @@ from dispatcher.runtime.health import Health
 from dispatcher.supabase.realtime_paths import Hint, read_broadcast, read_change
 from dispatcher.workflows.message import notification_text, respawn_message
 from dispatcher.workflows.model import Notification, StopOrder, Suspect, TickAnswer, Watch
-from dispatcher.workflows.monitor import Monitor
+from dispatcher.workflows.monitor import Monitor, monitor_interval
 from dispatcher.workflows.notify import Notifier, session_agent
 from dispatcher.workflows.service import ProcessStopper, Ticker
 from dispatcher.workflows.sessions import is_live_task, judge, read_sessions, rows_of
@@ -357,9 +357,12 @@ class Outbox:
 class Calls:
     """An `openclaw` that answers as told, several at once."""
 
-    def __init__(self, result: CallResult | Exception | None = None, document: object = None) -> None:
+    def __init__(
+        self, result: CallResult | Exception | None = None, document: object = None, task: object = None
+    ) -> None:
         self.result = result or CallResult(0, b"")
         self.document = document
+        self.task = task
         self.asked: list[tuple[str, ...]] = []
         self.events: list[tuple[str, str]] = []
         self.barrier: threading.Barrier | None = None
@@ -372,7 +375,7 @@ class Calls:
 
     def ask(self, *arguments: str, marker: str) -> tuple[CallResult, object]:
         self.asked.append(arguments)
-        return self._answer(), self.document
+        return self._answer(), self.task if arguments[0] == "tasks" else self.document
 
     def _answer(self) -> CallResult:
         if isinstance(self.result, Exception):
@@ -499,10 +502,23 @@ def test_unknown_is_not_gone(log: Log, result: Any) -> None:
     assert len(log.of(events.WORKFLOW_MONITOR_BLIND)) == 1
 
 
+@pytest.mark.parametrize("document", [{"ok": False, "error": "gateway closed"}, {"sessions": {}}, "sessions", 3])
+def test_an_answer_without_a_list_is_no_answer(log: Log, document: object) -> None:
+    launched: list[str] = []
+    monitor(Watched(suspect()), Calls(document=document), granted, launched).beat()
+    assert launched == []
+    assert len(log.of(events.WORKFLOW_MONITOR_BLIND)) == 1
+
+
+@pytest.mark.parametrize(("stale", "interval"), [(600, 30), (20, 4), (1, 0.5)])
+def test_a_silent_run_is_looked_at_before_it_is_released(stale: float, interval: float) -> None:
+    assert monitor_interval(stale) == interval
+
+
 def test_a_living_session_or_task_is_left_alone(log: Log) -> None:
     launched: list[str] = []
     monitor(Watched(suspect()), Calls(document=[listed(5)]), granted, launched).beat()
-    monitor(Watched(suspect()), Calls(document={"status": "running"}), granted, launched).beat()
+    monitor(Watched(suspect()), Calls(document=[], task={"status": "running"}), granted, launched).beat()
     assert launched == []
 
 

@@ -281,6 +281,24 @@ as $$
 $$;
 comment on function public.end_workflow_claim(public.workflow_runs, text) is 'Closes the present claim of a run in the history of claims.';
 
+create or replace function public.settle_workflow_claim(p_run public.workflow_runs, p_as text) returns void
+language sql volatile set search_path = ''
+as $$
+  -- Whoever gave a sign of life has worked: what it did not report counts as what was reserved for it, never as nothing.
+  insert into public.workflow_claims as claim (
+    claim_token, tenant_id, run_id, workflow_type, agent_id, session_id, attempt, claimed_at, ended_at, ended_as, cost_usd, tokens, accounted_at)
+  select coalesce(p_run.claim_token, gen_random_uuid()), p_run.tenant_id, p_run.id, p_run.workflow_type, p_run.owner_agent_id, coalesce(p_run.session_id, 'unknown'),
+         p_run.dispatch_attempts, coalesce(p_run.claimed_at, now()), now(), p_as,
+         case when p_run.cost_estimate >= 0 and p_run.cost_estimate <> 'NaN' then p_run.cost_estimate else p_run.reserved_usd end,
+         coalesce(case when least(p_run.input_tokens, p_run.output_tokens) >= 0 then coalesce(p_run.input_tokens, 0) + coalesce(p_run.output_tokens, 0) end,
+                  p_run.reserved_tokens),
+         coalesce(p_run.accounted_at, now())
+   where p_run.accounted_at is not null or p_run.started_at is not null
+  on conflict (claim_token) do update set cost_usd = excluded.cost_usd, tokens = excluded.tokens, accounted_at = excluded.accounted_at
+$$;
+comment on function public.settle_workflow_claim(public.workflow_runs, text) is
+  'Moves what the present claim of a run has cost from the run to the claim, where the budgets find it once the run starts a new account. A claim without a report or a heartbeat cost nothing. The caller empties the run.';
+
 create or replace function public.poll_workflow_runs(p_tenant_id uuid, p_agent text, p_limit integer) returns jsonb
 language sql stable set search_path = ''
 as $$
@@ -545,19 +563,15 @@ language plpgsql volatile set search_path = ''
 as $$
 begin
   perform public.end_workflow_claim(p_run, p_how);
-  if p_run.accounted_at is not null then
-    -- What this claim has cost is spent; the next one starts its own account.
-    update public.workflow_claims
-       set cost_usd = p_run.cost_estimate, tokens = coalesce(p_run.input_tokens, 0) + coalesce(p_run.output_tokens, 0), accounted_at = p_run.accounted_at
-     where claim_token = p_run.claim_token;
-  end if;
   if p_run.release_count >= 3 then
+    -- The last claim's cost stays with the run: it is its end.
     perform public.note_workflow_actor(current_setting('dispatcher.actor', true), 'released too often');
     update public.workflow_runs
        set status = 'failed', finished_at = now(), wake_id = null, last_error_at = now(),
            last_error = format('Claim lost after %s releases (%s)', p_run.release_count, p_how)
      where id = p_run.id returning * into p_run;
   else
+    perform public.settle_workflow_claim(p_run, p_how);
     update public.workflow_runs
        set status = 'queued', release_count = release_count + 1, dispatched_at = null, claimed_at = null, claimed_by = null, started_at = null,
            deadline_at = null, last_heartbeat_at = null, claim_token = null, session_id = null, wake_id = null, reserved_usd = null, reserved_tokens = null,
@@ -684,15 +698,8 @@ begin
   elsif v_before.status not in ('failed', 'timed_out') then
     return public.workflow_answer('not_failed', v_before);
   end if;
-  if v_before.accounted_at is not null then
-    -- What the failed try cost stays spent: with its last claim, where the budgets find it.
-    insert into public.workflow_claims (claim_token, tenant_id, run_id, workflow_type, agent_id, session_id, attempt, claimed_at, ended_at, ended_as, cost_usd, tokens, accounted_at)
-    values (coalesce(v_before.claim_token, gen_random_uuid()), p_tenant_id, p_run_id, v_before.workflow_type, v_before.owner_agent_id, coalesce(v_before.session_id, 'unknown'),
-            v_before.dispatch_attempts, coalesce(v_before.claimed_at, now()), now(), v_before.status,
-            case when v_before.cost_estimate >= 0 and v_before.cost_estimate <> 'NaN' then v_before.cost_estimate else v_before.reserved_usd end,
-            coalesce(v_before.input_tokens + v_before.output_tokens, v_before.input_tokens, v_before.output_tokens, v_before.reserved_tokens), v_before.accounted_at)
-    on conflict (claim_token) do update set cost_usd = excluded.cost_usd, tokens = excluded.tokens, accounted_at = excluded.accounted_at;
-  end if;
+  -- What the failed try cost stays spent.
+  perform public.settle_workflow_claim(v_before, v_before.status);
   perform public.note_workflow_actor(p_actor, coalesce(p_reason, 'override_failure'));
   perform set_config('dispatcher.override_run', p_run_id::text, true);
   update public.workflow_runs

@@ -9,7 +9,7 @@ begin
        and proname in ('workflow_timeout_minutes', 'guard_workflow_transition', 'complete_workflow_row', 'prepare_workflow_run', 'record_workflow_transition',
                        'refuse_workflow_event_change', 'note_workflow_actor', 'hint_workflow_daemons', 'hint_workflow_insert', 'hint_workflow_update',
                        'hint_workflow_rules', 'workflow_run_json', 'workflow_answer', 'lock_workflow_run', 'workflow_claim_state', 'end_workflow_claim',
-                       'poll_workflow_runs', 'claim_workflow_run', 'workflow_usage_values', 'book_workflow_usage', 'book_lost_claim_usage',
+                       'settle_workflow_claim', 'poll_workflow_runs', 'claim_workflow_run', 'workflow_usage_values', 'book_workflow_usage', 'book_lost_claim_usage',
                        'refuse_workflow_caller', 'note_wake_progress', 'start_workflow_run', 'heartbeat_workflow_run', 'report_workflow_usage',
                        'finish_workflow_run', 'complete_workflow_run', 'fail_workflow_run', 'return_workflow_run', 'release_workflow_run',
                        'audit_workflow_action', 'enqueue_workflow_run', 'stop_workflow_run', 'cancel_workflow_run', 'retry_workflow_run',

@@ -353,6 +353,58 @@ def test_ff58_a_crashed_claims_reservation_returns_and_its_late_cost_is_settled_
     assert spend(runs, budget) == (0.15, 0)
 
 
+def test_every_lost_claim_is_settled_once_also_the_last(runs: Workflows) -> None:
+    budget = runs.budget(50)
+    run = runs.run()
+    for number in range(1, 5):
+        runs.tick()
+        runs.claim(run, f"s{number}")
+        runs.heartbeat(run, f"s{number}", p_usage={"cost_usd": 1})
+        runs.release(run, f"s{number}")
+        assert spend(runs, budget) == (number, 0)
+    assert runs.status(run) == "failed"
+    runs.usage(run, "s4", cost_usd=1.5), runs.usage(run, "s1", cost_usd=1.25)
+    assert spend(runs, budget) == (4.75, 0)
+    runs.call("retry_workflow_run", p_tenant_id=runs.tenant, p_run_id=run, p_actor="op")
+    assert spend(runs, budget) == (4.75, 0)
+
+
+@pytest.mark.parametrize(
+    ("usage", "settled", "tokens"),
+    [
+        ({"cost_usd": 0.5}, 0.5, 900),
+        ({"input_tokens": 40}, 0.2, 40),
+        ({"output_tokens": 2, "input_tokens": 40}, 0.2, 42),
+        ({"cost_usd": 0, "input_tokens": 0}, 0, 0),
+        ({"model": "m"}, 0.2, 900),
+    ],
+)
+def test_what_a_lost_claim_left_unsaid_counts_as_its_reservation(
+    runs: Workflows, usage: dict[str, object], settled: float, tokens: int
+) -> None:
+    runs.done(cost="0.2", input_tokens=600, output_tokens=300, accounted_at=datetime.now(UTC) - timedelta(days=40))
+    budget = runs.budget(5)
+    run = runs.run()
+    runs.tick()
+    runs.claim(run), runs.heartbeat(run, p_usage=usage)
+    runs.release(run)
+    assert spend(runs, budget) == (settled, 0)
+    assert runs.database.value("select tokens from workflow_claims") == tokens
+
+
+def test_attempts_that_worked_and_died_unreported_are_not_free(runs: Workflows) -> None:
+    budget = runs.budget(5)
+    run = runs.run()
+    for number in range(1, 4):
+        runs.tick()
+        runs.claim(run, f"s{number}"), runs.heartbeat(run, f"s{number}")
+        runs.shift(run, "last_heartbeat_at", 601), runs.shift(run, "claimed_at", 700)
+        assert runs.tick()["released"] == 1
+        assert spend(runs, budget) == (pytest.approx(0.2 * number), 0)
+    assert runs.complete(run, "s2", p_usage={"cost_usd": 0.05})["usage_booked"] is True
+    assert spend(runs, budget) == (0.45, 0)
+
+
 def test_a_late_cost_replaces_the_estimate_in_the_period_it_was_booked_in(runs: Workflows) -> None:
     budget = runs.budget(5)
     run = runs.run()

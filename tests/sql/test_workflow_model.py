@@ -41,7 +41,9 @@ CHOICES = (
         "a_lost_session_reports_late",
         "fall_silent_again",
         "take_and_fall_silent",
-        "take_and_fall_silent",
+        "work_and_fall_silent",
+        "nobody_survives_it",
+        "nobody_survives_it",
     ),
 )
 
@@ -115,7 +117,7 @@ class Model:
         if run.releases >= RELEASES:
             run.status, run.accounted = "failed", True
             return
-        if run.accounted:
+        if run.accounted or run.status == "running":
             run.booked.add(run.session)
         run.status, run.releases, run.session, run.accounted, run.stale = "queued", run.releases + 1, None, False, False
 
@@ -155,7 +157,7 @@ class Life(RuleBasedStateMachine):
     )
     def step(self, what: str, which: int, reports: bool, cap: int | None) -> None:
         key = self.model.order[which % len(self.model.order)]
-        if what in ("heartbeat", "complete", "fail"):
+        if what in ("heartbeat", "complete", "fail", "work_and_fall_silent", "nobody_survives_it"):
             getattr(self, what)(key, reports)
         elif what == "set_cap":
             self.set_cap(cap)
@@ -221,6 +223,19 @@ class Life(RuleBasedStateMachine):
         self.claim(key)
         self.fall_silent(key)
         self.tick()
+
+    def work_and_fall_silent(self, key: uuid.UUID, reports: bool) -> None:
+        """Somebody takes it, works, says what it cost or not, and dies."""
+        self.tick()
+        self.claim(key)
+        self.heartbeat(key, reports)
+        self.fall_silent(key)
+        self.tick()
+
+    def nobody_survives_it(self, key: uuid.UUID, reports: bool) -> None:
+        """Whoever takes it dies over it, to the end of its releases."""
+        for _ in range(RELEASES + 1):
+            self.work_and_fall_silent(key, reports)
 
     def finish(self, key: uuid.UUID, reports: bool, how: str) -> None:
         run = self.model.runs[key]

@@ -108,6 +108,8 @@ declare
   v_blocked text;
   v_wake public.agent_wakes;
   v_estimates jsonb;
+  v_usd numeric;
+  v_tokens numeric;
   v_verdict text := 'ok';
 begin
   select * into v_wake from public.agent_wakes where claim_request = p_request and state in ('starting', 'running') limit 1;
@@ -143,13 +145,12 @@ begin
     v_blocked := 'concurrency_limit';
   end if;
   begin
-    -- Its reservation stands already, so only what is spent or stopped forbids it.
+    -- What the lost session cost stays spent, reported or not: the new one needs room of its own.
     v_estimates := public.workflow_estimates(v_instance.tenant_id, (public.workflow_settings(p_settings) ->> 'workflow_cost_estimate_usd')::numeric);
+    v_usd := public.workflow_estimate(v_estimates, v_run.workflow_type, 'usd');
+    v_tokens := public.workflow_estimate(v_estimates, v_run.workflow_type, 'tokens');
     select gate.verdict into v_verdict from public.budget_verdict(
-      public.reserve_in_budgets(public.evaluate_budgets(v_instance.tenant_id, v_estimates), v_agent.slug, v_agent.department_id, v_run.workflow_type,
-                                case when v_run.accounted_at is null then -coalesce(v_run.reserved_usd, public.workflow_estimate(v_estimates, v_run.workflow_type, 'usd')) else 0 end,
-                                case when v_run.accounted_at is null then -coalesce(v_run.reserved_tokens, public.workflow_estimate(v_estimates, v_run.workflow_type, 'tokens')) else 0 end),
-      v_agent.slug, v_agent.department_id, v_run.workflow_type, 0, 0) as gate;
+      public.evaluate_budgets(v_instance.tenant_id, v_estimates), v_agent.slug, v_agent.department_id, v_run.workflow_type, v_usd, v_tokens) as gate;
   exception when query_canceled or lock_not_available or deadlock_detected or serialization_failure then
     raise;
   when others then
@@ -168,9 +169,11 @@ begin
   insert into public.workflow_respawns (run_id, attempt, tenant_id, wake_id, session_id, previous_session_id)
   values (v_run.id, v_run.dispatch_attempts, v_run.tenant_id, v_wake.id, 'respawn-' || v_wake.id, v_run.session_id);
   perform public.end_workflow_claim(v_run, 'orphaned');
-  -- A new owner with a new fence: the session that was lost can change nothing any more, should it come back.
+  perform public.settle_workflow_claim(v_run, 'orphaned');
+  -- A new owner with a new fence and a new account: the session that was lost can change nothing any more, should it come back.
   update public.workflow_runs
-     set session_id = 'respawn-' || v_wake.id, claim_token = gen_random_uuid(), last_heartbeat_at = now(), wake_id = v_wake.id
+     set session_id = 'respawn-' || v_wake.id, claim_token = gen_random_uuid(), last_heartbeat_at = now(), wake_id = v_wake.id, reserved_usd = v_usd,
+         reserved_tokens = v_tokens, cost_estimate = null, input_tokens = null, output_tokens = null, cached_tokens = null, reported_at = null, accounted_at = null
    where id = v_run.id returning * into v_run;
   insert into public.workflow_claims (claim_token, tenant_id, run_id, workflow_type, agent_id, session_id, attempt)
   values (v_run.claim_token, v_run.tenant_id, v_run.id, v_run.workflow_type, v_run.owner_agent_id, v_run.session_id, v_run.dispatch_attempts);

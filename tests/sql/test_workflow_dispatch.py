@@ -629,6 +629,36 @@ def test_the_lost_session_is_fenced_and_the_new_one_carries_on(runs: Workflows) 
     assert [(end["session_id"], end["ended_as"]) for end in ends] == [("lost", "orphaned"), (session, "completed")]
 
 
+def money(runs: Workflows) -> tuple[float, float]:
+    """What the only budget has settled and reserved."""
+    [budget] = runs.call("list_budgets", p_tenant_id=runs.tenant)["budgets"]
+    return float(budget["settled_usd"]), float(budget["reserved_usd"])
+
+
+@pytest.mark.parametrize(("reported", "lost"), [(5, 5), (None, 0.1)])
+def test_a_respawn_keeps_what_the_lost_session_cost(runs: Workflows, reported: float | None, lost: float) -> None:
+    runs.budget(9)
+    run = orphan(runs)
+    runs.heartbeat(run, "lost", p_usage={"cost_usd": reported, "model": "m"})
+    runs.shift(run, "last_heartbeat_at", 400)
+    session = respawn(runs, suspects(runs)[0])["run"]["session_id"]
+    assert money(runs) == (lost, 0.1)
+    assert (runs.row(run)["cost_estimate"], runs.row(run)["reported_at"]) == (None, None)
+    assert runs.complete(run, session, p_usage={"cost_usd": 0.5})["code"] == "ok"
+    assert money(runs) == (lost + 0.5, 0)
+    assert runs.usage(run, "lost", cost_usd=5.25)["usage_booked"] is True
+    assert money(runs) == (5.75, 0)
+
+
+@pytest.mark.parametrize(("cap", "granted"), [("0.20", True), ("0.15", False)])
+def test_a_respawn_needs_room_beside_what_was_lost(runs: Workflows, cap: str, granted: bool) -> None:
+    orphan(runs)
+    runs.budget(cap)
+    answer = respawn(runs, suspects(runs)[0])
+    assert (answer["granted"], answer.get("skip_reason")) == (granted, None if granted else "workflow_budget")
+    assert money(runs) == ((0.1, 0.1) if granted else (0, 0.1))
+
+
 @pytest.mark.parametrize(
     "reason", ["wake_in_flight", "agent_paused", "concurrency_limit", "workflow_budget", "not_local", "budget_exceeded"]
 )

@@ -62,6 +62,7 @@ create table if not exists public.workflow_runs (
   session_id text,
   wake_id uuid,
   paused_from text check (paused_from in ('queued', 'dispatched', 'claimed', 'running')),
+  paused_at timestamptz,
   blocker_type text,
   blocker_description text,
   escalated_to text,
@@ -87,14 +88,17 @@ create table if not exists public.workflow_runs (
     or (claimed_at is not null and claim_token is not null and deadline_at is not null)),
   constraint workflow_runs_running_has_start check (status <> 'running' or started_at is not null),
   constraint workflow_runs_finished_has_time check ((status in ('completed', 'failed', 'timed_out', 'cancelled')) = (finished_at is not null)),
-  constraint workflow_runs_paused_knows_from check ((status in ('waiting_for_approval', 'blocked')) = (paused_from is not null))
+  constraint workflow_runs_paused_knows_from check ((status in ('waiting_for_approval', 'blocked')) = (paused_from is not null)),
+  constraint workflow_runs_paused_knows_since check ((paused_from is null) = (paused_at is null))
 );
 comment on table public.workflow_runs is
   'The queue of workflow runs and their whole life. Cost and tokens that are NULL were not reported; they are never taken as zero.';
 comment on column public.workflow_runs.task_id is 'The task the run serves, of tasks or of another system.';
 comment on column public.workflow_runs.owner_agent_id is 'Slug of the agent it was dispatched to.';
 comment on column public.workflow_runs.pinned_agent_id is 'Slug of the agent it was reassigned to; wins over the route.';
-comment on column public.workflow_runs.deadline_at is 'When a claimed or running run is timed out; set at the claim from the route.';
+comment on column public.workflow_runs.deadline_at is 'When a claimed or running run is timed out; set at the claim from the route, put off by what it is held.';
+comment on column public.workflow_runs.paused_from is 'Where a held run returns to; from dispatched, claimed or running it keeps its slot and its reservation.';
+comment on column public.workflow_runs.paused_at is 'Since when it is held.';
 comment on column public.workflow_runs.claim_token is 'The fence of the present claim.';
 comment on column public.workflow_runs.wake_id is 'The wake whose process works on it, where the daemon started one.';
 comment on column public.workflow_runs.cost_estimate is 'What the agent reported it cost.';
@@ -105,6 +109,8 @@ create index if not exists workflow_runs_queued on public.workflow_runs (tenant_
 create index if not exists workflow_runs_unrouted on public.workflow_runs (tenant_id) where status = 'queued' and blocker_type = 'no_route';
 create index if not exists workflow_runs_active on public.workflow_runs (tenant_id, workflow_type, status)
   where status in ('dispatched', 'claimed', 'running');
+create index if not exists workflow_runs_held_active on public.workflow_runs (tenant_id, workflow_type)
+  where paused_from in ('dispatched', 'claimed', 'running');
 create index if not exists workflow_runs_dispatched_to on public.workflow_runs (tenant_id, owner_agent_id, dispatched_at) where status = 'dispatched';
 create index if not exists workflow_runs_finished on public.workflow_runs (tenant_id, finished_at) where finished_at is not null;
 create index if not exists workflow_runs_newest on public.workflow_runs (tenant_id, created_at desc);

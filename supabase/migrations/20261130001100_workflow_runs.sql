@@ -35,9 +35,11 @@ begin
       hint = 'The state table is workflow_run_transitions.';
   end if;
   new.paused_from := case when new.status = any (v_side) then coalesce(old.paused_from, old.status) end;
+  new.paused_at := case when new.status = any (v_side) then coalesce(old.paused_at, now()) end;
   if old.status = any (v_side) then
-    -- It was held, not silent: whoever has it, or should take it, gets the usual time anew.
+    -- It was held, not silent: whoever has it, or should take it, gets the usual time anew, and for its work what was left of it.
     new.last_heartbeat_at := case when new.status in ('claimed', 'running') then now() else new.last_heartbeat_at end;
+    new.deadline_at := case when new.status in ('claimed', 'running') then new.deadline_at + (now() - old.paused_at) else new.deadline_at end;
     new.dispatched_at := case when new.status = 'dispatched' then now() else new.dispatched_at end;
   end if;
   new.updated_at := now();
@@ -54,6 +56,7 @@ begin
   -- What a state implies, for whoever changes a row by hand as for our own functions.
   if p_run.status in ('waiting_for_approval', 'blocked') then
     p_run.paused_from := coalesce(p_run.paused_from, 'queued');
+    p_run.paused_at := coalesce(p_run.paused_at, now());
   end if;
   if p_run.status = 'dispatched' then
     p_run.dispatched_at := coalesce(p_run.dispatched_at, now());
@@ -195,7 +198,7 @@ begin
     return null;
   end if;
   if new.status = 'queued'
-     or (old.status in ('dispatched', 'claimed', 'running')
+     or (coalesce(old.paused_from, old.status) in ('dispatched', 'claimed', 'running')
          and exists (select from public.workflow_runs where tenant_id = new.tenant_id and workflow_type = new.workflow_type and status = 'queued'))
      or old.wake_id is not null then
     perform public.hint_workflow_daemons(new.tenant_id, new.id);
@@ -226,7 +229,7 @@ create trigger workflow_runs_insert_hint after insert on public.workflow_runs
 drop trigger if exists workflow_runs_update_hint on public.workflow_runs;
 create trigger workflow_runs_update_hint after update of status on public.workflow_runs
   for each row when (old.status is distinct from new.status
-                     and (new.status = 'queued' or new.status in ('completed', 'failed', 'timed_out', 'cancelled', 'blocked', 'waiting_for_approval')))
+                     and new.status in ('queued', 'completed', 'failed', 'timed_out', 'cancelled'))
   execute function public.hint_workflow_update();
 drop trigger if exists workflow_agent_routing_hint on public.workflow_agent_routing;
 create trigger workflow_agent_routing_hint after insert or update on public.workflow_agent_routing
@@ -437,18 +440,18 @@ as $$
 declare
   v_booked boolean := false;
 begin
-  if p_code = 'finished' then
+  if p_code in ('finished', 'held') then
     p_run := public.book_workflow_usage(p_run, p_usage);
   elsif p_code = 'not_yours' then
     v_booked := public.book_lost_claim_usage(p_tenant_id, p_run_id, p_session, p_claim_token, p_usage);
   end if;
   return case when p_run.id is null then jsonb_build_object('applied', false, 'code', 'not_found', 'run_id', p_run_id)
               else public.workflow_answer(p_code, p_run) end
-         || jsonb_build_object('usage_booked', v_booked or (p_code = 'finished' and public.workflow_usage_values(coalesce(p_usage, '{}')) <> '{}'));
+         || jsonb_build_object('usage_booked', v_booked or (p_code in ('finished', 'held') and public.workflow_usage_values(coalesce(p_usage, '{}')) <> '{}'));
 end
 $$;
 comment on function public.refuse_workflow_caller(text, public.workflow_runs, uuid, uuid, text, uuid, jsonb) is
-  'The answer to a session that does not hold the run (any more); a cost it brings is booked nevertheless.';
+  'The answer to a session that does not hold the run (any more), or may not end it while it is paused; a cost it brings is booked nevertheless.';
 
 create or replace function public.note_wake_progress(p_run public.workflow_runs) returns void
 language sql volatile set search_path = ''
@@ -486,7 +489,7 @@ begin
   perform public.note_workflow_actor(v_run.claimed_by, null);
   v_run := public.start_workflow_run(v_run);
   v_run := public.book_workflow_usage(v_run, p_usage);
-  return public.workflow_answer('ok', v_run) || jsonb_build_object('deadline_in', extract(epoch from v_run.deadline_at - now()));
+  return public.workflow_answer('ok', v_run) || jsonb_build_object('deadline_in', extract(epoch from v_run.deadline_at - coalesce(v_run.paused_at, now())));
 end
 $$;
 comment on function public.heartbeat_workflow_run(uuid, uuid, text, uuid, jsonb) is

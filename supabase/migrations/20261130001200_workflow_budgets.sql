@@ -70,7 +70,8 @@ create or replace function public.workflow_spend(p_tenant_id uuid, p_starts time
 )
 language sql stable set search_path = ''
 as $$
-  -- What is unknown, negative or NaN counts as its estimate. Unreported active runs belong to every running period: they will be settled in it.
+  -- What is unknown, negative or NaN counts as its estimate. Unreported active runs belong to every running period: they will be
+  -- settled in it. A held one still is: what it reserves must be there when it goes on.
   with spent as (
     select period.starts_at, run.owner_agent_id as agent_id, run.workflow_type,
            sum(case when run.cost_estimate >= 0 and run.cost_estimate <> 'NaN' then run.cost_estimate
@@ -94,7 +95,8 @@ as $$
            sum(coalesce(run.reserved_usd, (p_estimates -> run.workflow_type ->> 'usd')::numeric, (p_estimates -> '' ->> 'usd')::numeric)),
            sum(coalesce(run.reserved_tokens, (p_estimates -> run.workflow_type ->> 'tokens')::numeric, (p_estimates -> '' ->> 'tokens')::numeric))
       from unnest(p_starts) as period (starts_at)
-      join public.workflow_runs as run on run.tenant_id = p_tenant_id and run.status in ('dispatched', 'claimed', 'running') and run.accounted_at is null
+      join public.workflow_runs as run on run.tenant_id = p_tenant_id and run.accounted_at is null
+       and (run.status in ('dispatched', 'claimed', 'running') or run.paused_from in ('dispatched', 'claimed', 'running'))
      group by period.starts_at, run.owner_agent_id, run.workflow_type
   )
   select spent.starts_at,

@@ -59,7 +59,9 @@ as $$
         left join public.workflow_agent_routing as route on route.tenant_id = p_tenant_id and route.workflow_type = queued.workflow_type
         left join public.agent_profiles as profile on profile.tenant_id = p_tenant_id and profile.agent_id = coalesce(queued.pinned_agent_id, route.agent_id)
         left join (select run.workflow_type, count(*) as number from public.workflow_runs as run
-                    where run.tenant_id = p_tenant_id and run.status in ('dispatched', 'claimed', 'running')
+                    where run.tenant_id = p_tenant_id
+                      -- A held run keeps its slot: it returns to it whenever it is let go.
+                      and (run.status in ('dispatched', 'claimed', 'running') or run.paused_from in ('dispatched', 'claimed', 'running'))
                     group by run.workflow_type) as active on active.workflow_type = queued.workflow_type
        where coalesce(queued.pinned_agent_id, route.agent_id) is not null and coalesce(route.max_concurrent, 1) > 0) as waiting
     cross join lateral public.budget_verdict(p_budgets, waiting.agent_id, waiting.department_id, waiting.workflow_type, waiting.usd, waiting.tokens) as gate
@@ -465,7 +467,8 @@ as $$
                   from (select coalesce(open.workflow_type, routed.workflow_type) as workflow_type, open.queued, open.active, open.oldest
                           from (select workflow_type, count(*) filter (where status = 'queued') as queued, count(*) filter (where status <> 'queued') as active,
                                        min(queued_at) filter (where status = 'queued') as oldest
-                                  from public.workflow_runs where tenant_id = p_tenant_id and status in ('queued', 'dispatched', 'claimed', 'running')
+                                  from public.workflow_runs where tenant_id = p_tenant_id
+                                   and (status in ('queued', 'dispatched', 'claimed', 'running') or paused_from in ('dispatched', 'claimed', 'running'))
                                  group by workflow_type) as open
                           full join (select workflow_type from public.workflow_agent_routing where tenant_id = p_tenant_id) as routed using (workflow_type)) as types
                   left join public.workflow_agent_routing as route on route.tenant_id = p_tenant_id and route.workflow_type = types.workflow_type),

@@ -295,6 +295,31 @@ def test_the_estimate_is_the_mean_of_the_last_twenty(runs: Workflows) -> None:
     assert float(runs.database.value("select reserved_usd from workflow_runs where status = 'dispatched'")) == 0.5
 
 
+@pytest.mark.parametrize("origin", ["dispatched", "claimed", "running"])
+def test_a_held_run_keeps_its_reservation(runs: Workflows, origin: str) -> None:
+    budget = runs.budget("0.2")
+    run = runs.run()
+    runs.tick()
+    if origin != "dispatched":
+        runs.claim(run)
+    if origin == "running":
+        runs.heartbeat(run)
+    for side in ("blocked", "waiting_for_approval"):
+        runs.database.execute("update workflow_runs set status = %s where id = %s", [side, run])
+        assert spend(runs, budget) == (0, 0.2)
+    waiting = runs.run()
+    assert runs.tick()["budget_enforcement"]["held"] == 1
+    runs.database.execute("update workflow_runs set status = %s where id = %s", [origin, run])
+    assert spend(runs, budget) == (0, 0.2)
+    assert runs.status(waiting) == "queued"
+
+
+def test_a_run_held_in_the_queue_reserves_nothing(runs: Workflows) -> None:
+    budget = runs.budget("0.2")
+    runs.database.execute("update workflow_runs set status = 'blocked' where id = %s", [runs.run()])
+    assert spend(runs, budget) == (0, 0)
+
+
 def test_a_cancelled_run_nobody_took_cost_nothing(runs: Workflows) -> None:
     run = runs.run()
     runs.tick()

@@ -160,6 +160,32 @@ def test_the_limit_counts_dispatched_claimed_and_running(runs: Workflows, limit:
     assert runs.tick()["dispatched"] == 1
 
 
+@pytest.mark.parametrize("side", ["blocked", "waiting_for_approval"])
+@pytest.mark.parametrize("origin", ["dispatched", "claimed", "running"])
+def test_a_held_run_keeps_its_slot(runs: Workflows, origin: str, side: str) -> None:
+    runs.route()
+    run = runs.run(status=origin, owner_agent_id="coder")
+    runs.database.execute("update workflow_runs set status = %s where id = %s", [side, run])
+    waiting = runs.run()
+    assert runs.tick()["dispatched"] == 0
+    [stats] = runs.call("workflow_stats", p_tenant_id=runs.tenant)["by_type"]
+    assert (stats["queued"], stats["active"]) == (1, 1)
+    runs.database.execute("update workflow_runs set status = %s where id = %s", [origin, run])
+    assert runs.tick()["dispatched"] == 0
+    runs.database.execute("update workflow_runs set status = %s where id = %s", [side, run])
+    runs.call("cancel_workflow_run", p_tenant_id=runs.tenant, p_run_id=run, p_actor="op")
+    assert runs.tick()["dispatched"] == 1
+    assert runs.status(waiting) == "dispatched"
+
+
+def test_a_run_held_in_the_queue_has_no_slot(runs: Workflows) -> None:
+    runs.route()
+    run = runs.run()
+    runs.database.execute("update workflow_runs set status = 'blocked' where id = %s", [run])
+    runs.run()
+    assert runs.tick()["dispatched"] == 1
+
+
 def test_ff47_eight_daemons_never_exceed_a_limit_of_one(runs: Workflows) -> None:
     runs.route(max_concurrent=1)
     for _ in range(10):
@@ -768,6 +794,18 @@ def test_a_freed_slot_hints_while_others_wait(runs: Workflows) -> None:
     runs.database.execute("delete from realtime.messages")
     runs.complete(second)
     assert hints(runs) == []
+
+
+def test_a_held_run_frees_its_slot_when_it_is_cancelled(runs: Workflows) -> None:
+    runs.route()
+    runs.run(), runs.run()
+    runs.tick()
+    runs.database.execute("delete from realtime.messages")
+    out = runs.database.value("select id from workflow_runs where status = 'dispatched'")
+    runs.database.execute("update workflow_runs set status = 'blocked' where id = %s", [out])
+    assert hints(runs) == []
+    runs.call("cancel_workflow_run", p_tenant_id=runs.tenant, p_run_id=out, p_actor="op")
+    assert len(hints(runs)) == 1
 
 
 def test_a_hint_that_fails_fails_no_insert(runs: Workflows) -> None:

@@ -286,6 +286,35 @@ def test_a_pause_is_no_silence(runs: Workflows, origin: str) -> None:
     assert (tick["released"], tick["retried"], runs.status(run)) == (0, 0, origin)
 
 
+def test_a_pause_puts_the_deadline_off_by_its_length(runs: Workflows) -> None:
+    run = held(runs)
+    runs.heartbeat(run)
+    runs.shift(run, "deadline_at", -600)
+    for side in SIDE:
+        runs.database.execute("update workflow_runs set status = %s where id = %s", [side, run])
+    runs.shift(run, "paused_at", 4000)
+    runs.shift(run, "deadline_at", 3400)  # both as after holding it for 4000 s
+    assert runs.heartbeat(run)["deadline_in"] == pytest.approx(600, abs=10)
+    runs.database.execute("update workflow_runs set status = 'running' where id = %s", [run])
+    assert (runs.tick()["timed_out"], runs.row(run)["paused_at"]) == (0, None)
+    assert runs.heartbeat(run)["deadline_in"] == pytest.approx(600, abs=10)
+    runs.shift(run, "deadline_at", 1)
+    assert runs.tick()["timed_out"] == 1
+
+
+def test_what_a_held_run_has_cost_is_kept_though_it_may_not_end(runs: Workflows) -> None:
+    run = held(runs)
+    runs.heartbeat(run)
+    runs.database.execute("update workflow_runs set status = 'blocked' where id = %s", [run])
+    for end, cost in ((runs.complete, 0.25), (runs.fail, 0.5)):
+        answer = end(run, p_usage={"cost_usd": cost})
+        assert (answer["applied"], answer["code"], answer["usage_booked"]) == (False, "held", True)
+        assert float(runs.row(run)["cost_estimate"]) == cost
+    assert runs.complete(run)["usage_booked"] is False
+    assert runs.complete(run, "other", p_usage={"cost_usd": 9})["usage_booked"] is False
+    assert float(runs.row(run)["cost_estimate"]) == 0.5
+
+
 def test_usage_that_is_no_usage_stays_unknown(runs: Workflows) -> None:
     run = held(runs)
     for cost in (-1, "NaN", "Infinity", "a lot", 1e12, None):

@@ -353,6 +353,8 @@ begin
       left join public.agent_profiles as profile on profile.tenant_id = run.tenant_id
         and profile.agent_id = case run.status when 'queued' then coalesce(run.pinned_agent_id, route.agent_id) else run.owner_agent_id end
      where run.tenant_id = p_tenant_id and run.status in ('queued', 'dispatched', 'claimed', 'running')
+       -- What is kept back for later belongs to the budget of its day.
+       and (run.status <> 'queued' or run.next_attempt_at is null or run.next_attempt_at <= now())
        and public.is_in_budget_scope(p_budget ->> 'scope', p_budget ->> 'scope_id',
              case run.status when 'queued' then coalesce(run.pinned_agent_id, route.agent_id) else run.owner_agent_id end, profile.department_id, run.workflow_type)
      order by run.created_at, run.id
@@ -370,39 +372,46 @@ begin
   return v_stopped;
 end
 $$;
-comment on function public.stop_runs_of_budget(uuid, jsonb) is 'Cancels every queued, dispatched, claimed and running run in the scope of a spent hard stop, all at once; answers their ids.';
+comment on function public.stop_runs_of_budget(uuid, jsonb) is 'Cancels every run in the scope of a spent hard stop that is queued and due, dispatched, claimed or running, all at once; answers their ids.';
 
-create or replace function public.enforce_budgets(p_tenant_id uuid, p_budgets jsonb) returns integer
+create or replace function public.enforce_budgets(p_tenant_id uuid, p_budgets jsonb, p_estimates jsonb, out stopped integer, out budgets jsonb)
 language plpgsql volatile set search_path = ''
 as $$
 declare
   v_budget record;
   v_ids uuid[];
-  v_stopped integer := 0;
 begin
+  stopped := 0;
+  budgets := p_budgets;
   perform public.record_budget_recoveries(p_tenant_id, p_budgets);
   for v_budget in
-    select b.value, state.action, state.settled >= state.cap as is_spent
+    select b.value
       from public.budget_states(p_budgets) as state
       join jsonb_array_elements(p_budgets) as b on (b.value ->> 'id')::uuid = state.id
-     where state.error is null and state.settled + state.reserved >= state.cap
-     order by state.action <> 'hard_stop', state.id
+     where state.error is null and state.action = 'hard_stop' and state.settled >= state.cap
+     order by state.id
   loop
-    if v_budget.action = 'hard_stop' and v_budget.is_spent then
-      v_ids := public.stop_runs_of_budget(p_tenant_id, v_budget.value);
-      perform public.record_budget_event(p_tenant_id, v_budget.value, 'hard_stopped', jsonb_build_object('cancelled_run_ids', to_jsonb(v_ids)));
-      v_stopped := v_stopped + cardinality(v_ids);
-    elsif v_budget.action = 'pause_new_runs' then
-      perform public.record_budget_event(p_tenant_id, v_budget.value, 'paused', '{}');
-    elsif v_budget.action = 'warn' then
-      perform public.record_budget_event(p_tenant_id, v_budget.value, 'warned', '{}');
-    end if;
+    v_ids := public.stop_runs_of_budget(p_tenant_id, v_budget.value);
+    perform public.record_budget_event(p_tenant_id, v_budget.value, 'hard_stopped', jsonb_build_object('cancelled_run_ids', to_jsonb(v_ids)));
+    stopped := stopped + cardinality(v_ids);
   end loop;
-  return v_stopped;
+  if stopped > 0 then
+    -- What was stopped reserves nothing any more, and that may have been what filled another budget.
+    budgets := public.evaluate_budgets(p_tenant_id, p_estimates);
+  end if;
+  for v_budget in
+    select b.value, state.action
+      from public.budget_states(budgets) as state
+      join jsonb_array_elements(budgets) as b on (b.value ->> 'id')::uuid = state.id
+     where state.error is null and state.action <> 'hard_stop' and state.settled + state.reserved >= state.cap
+     order by state.id
+  loop
+    perform public.record_budget_event(p_tenant_id, v_budget.value, case v_budget.action when 'warn' then 'warned' else 'paused' end, '{}');
+  end loop;
 end
 $$;
-comment on function public.enforce_budgets(uuid, jsonb) is
-  'What follows from evaluated budgets whatever is queued: recoveries, hard stops, one event per breach. Answers how many runs were stopped.';
+comment on function public.enforce_budgets(uuid, jsonb, jsonb) is
+  'What follows from evaluated budgets whatever is queued: recoveries, hard stops, one event per breach. Answers how many runs were stopped, and the budgets as they stand after that.';
 
 -- ---------------------------------------------------------------------------------------------------------------
 -- Operator

@@ -402,7 +402,10 @@ begin
           if v_budgets <> '[]' then
             v_all_budgets := v_budgets;
             v_budgets := public.tight_budgets(v_budgets, v_estimates, (v_settings ->> 'workflow_batch_size')::integer + 500);
-            v_stopped := public.enforce_budgets(v_tenant, v_all_budgets);
+            select enforced.stopped, enforced.budgets into v_stopped, v_all_budgets from public.enforce_budgets(v_tenant, v_all_budgets, v_estimates) as enforced;
+            if v_stopped > 0 then
+              v_budgets := public.tight_budgets(v_all_budgets, v_estimates, (v_settings ->> 'workflow_batch_size')::integer + 500);
+            end if;
           end if;
         when 'dispatched' then v_part := public.dispatch_queued_runs(v_tenant, v_settings, v_estimates, v_budgets);
         when 'retried' then v_part := public.retry_stale_dispatches(v_tenant, v_settings, v_estimates, v_budgets);

@@ -167,16 +167,15 @@ def test_hard_stop_ends_everything_open_in_its_scope_and_nothing_else(runs: Work
         runs.run(),
         *(runs.run(status=status, owner_agent_id="coder") for status in ("dispatched", "claimed", "running")),
         *(runs.run(queued_at=datetime.now(UTC) - timedelta(days=1)) for _ in range(30)),  # beyond any batch
-        runs.run(next_attempt_at=datetime.now(UTC) + timedelta(hours=1)),
     ]
-    outside = runs.run("other")
+    outside, later = runs.run("other"), runs.run(next_attempt_at=datetime.now(UTC) + timedelta(hours=1))
     budget = runs.budget(2, "hard_stop", "project", scope_id="code-change", name="Code", period="monthly")
     tick = runs.tick()
     assert tick["budget_enforcement"]["stopped"] == len(open_runs)
     key = datetime.now(UTC).strftime("%Y-%m")
     for run in open_runs:
         assert (runs.status(run), runs.row(run)["last_error"]) == ("cancelled", f"Budget hard stop: Code ({key})")
-    assert (runs.status(finished), runs.status(outside)) == ("completed", "dispatched")
+    assert (runs.status(finished), runs.status(outside), runs.status(later)) == ("completed", "dispatched", "queued")
     [event] = runs.events()
     assert (event["event_kind"], event["budget_id"], event["period_key"]) == ("hard_stopped", budget, key)
     assert sorted(event["detail"]["cancelled_run_ids"]) == sorted(map(str, open_runs))
@@ -184,6 +183,24 @@ def test_hard_stop_ends_everything_open_in_its_scope_and_nothing_else(runs: Work
     assert runs.tick()["budget_enforcement"]["stopped"] == 1
     [event] = runs.events()
     assert str(late) in event["detail"]["cancelled_run_ids"]
+    assert len(runs.frames()) == 1
+    runs.shift(later, "next_attempt_at", 1)
+    assert runs.tick()["budget_enforcement"]["stopped"] == 1
+    assert runs.status(later) == "cancelled"
+
+
+def test_what_a_hard_stop_has_just_ended_fills_no_other_budget(runs: Workflows) -> None:
+    runs.route("paid", "ada")
+    ended = runs.run("paid")
+    assert runs.tick()["dispatched"] == 1
+    runs.done("paid", "ada", cost=1)
+    runs.budget(1, "hard_stop", "agent", scope_id="ada")
+    runs.budget("1.2"), runs.budget("1.2", "warn", period="weekly")
+    free = runs.run()
+    tick = runs.tick()
+    assert tick["budget_enforcement"] == {"held": 0, "stopped": 1, "warned": 0}
+    assert (runs.status(ended), runs.status(free)) == ("cancelled", "dispatched")
+    assert [event["event_kind"] for event in runs.events()] == ["hard_stopped"]
     assert len(runs.frames()) == 1
 
 

@@ -153,7 +153,11 @@ def stats(as_json: Json = False) -> None:
         return
     print_table(("status", "runs"), sorted(answer["by_status"].items()), title="Runs")
     columns = ("workflow_type", "agent_id", "queued", "active", "max_concurrent", "oldest_queued_seconds")
-    print_table(columns, [[row[name] for name in columns] for row in answer["by_type"]], title="Types")
+    print_table(
+        (*columns, "held_by"),
+        [[*(row[name] for name in columns), ", ".join(row["held_by"])] for row in answer["by_type"]],
+        title="Types",
+    )
     facts = {
         "queued without a route": answer["no_route"],
         "cost of the last 24 h (USD)": answer["cost_last_24h_usd"],

@@ -213,7 +213,7 @@ comment on function public.is_in_budget_scope(text, text, text, text, text) is '
 
 create or replace function public.budget_verdict(
   p_budgets jsonb, p_agent_id text, p_department_id text, p_workflow_type text, p_usd numeric, p_tokens numeric,
-  out verdict text, out budget_id uuid, out warned integer
+  out verdict text, out holders uuid[], out warned integer
 )
 language sql immutable set search_path = ''
 as $$
@@ -231,12 +231,12 @@ as $$
       from hit
   )
   select (array['ok', 'ok', 'held', 'stopped'])[coalesce(max(weight), 0) + 1],
-         (array_agg(ranked.id order by weight desc, ranked.id) filter (where weight >= 2))[1],
+         coalesce(array_agg(ranked.id order by ranked.id) filter (where weight >= 2), '{}'),
          (count(*) filter (where weight = 1))::integer
     from ranked
 $$;
 comment on function public.budget_verdict(jsonb, text, text, text, numeric, numeric) is
-  'May one more run start that is expected to cost this much: ok, held (a pause, a hard stop whose rest is reserved, or a broken fail_closed budget), or stopped (a hard stop that is spent). The strictest budget wins.';
+  'May one more run start that is expected to cost this much: ok, held (a pause, a hard stop whose rest is reserved, or a broken fail_closed budget), or stopped (a hard stop that is spent). The strictest budget wins; holders are all that say no.';
 
 create or replace function public.reserve_in_budgets(
   p_budgets jsonb, p_agent_id text, p_department_id text, p_workflow_type text, p_usd numeric, p_tokens numeric

@@ -46,7 +46,7 @@ as $$
   select coalesce(jsonb_agg(jsonb_build_object(
            'workflow_type', waiting.workflow_type, 'pinned', waiting.pinned_agent_id, 'agent_id', waiting.agent_id, 'department_id', waiting.department_id,
            'due', waiting.due, 'oldest', waiting.oldest, 'priorities', waiting.priorities, 'route_priority', waiting.priority, 'slots', waiting.slots, 'usd', waiting.usd, 'tokens', waiting.tokens,
-           'verdict', gate.verdict, 'budget_id', gate.budget_id)), '[]')
+           'verdict', gate.verdict, 'holders', gate.holders)), '[]')
     from (
       select queued.workflow_type, queued.pinned_agent_id, queued.due, queued.oldest, queued.priorities, coalesce(queued.pinned_agent_id, route.agent_id) as agent_id, profile.department_id,
              coalesce(route.priority, 0) as priority, coalesce(route.max_concurrent, 1) - coalesce(active.number, 0) as slots,
@@ -69,16 +69,18 @@ $$;
 comment on function public.waiting_workflow_groups(uuid, jsonb, jsonb) is
   'The due queue by type and agent, each group with its free slots, its estimate and its budgets'' verdict: all runs of a group are equal before both.';
 
-create or replace function public.note_held_runs(p_tenant_id uuid, p_budgets jsonb, p_budget_id uuid) returns void
+create or replace function public.note_held_runs(p_tenant_id uuid, p_budgets jsonb, p_holders uuid[]) returns void
 language plpgsql volatile set search_path = ''
 as $$
 declare
   v_budget jsonb;
 begin
-  select b.value into v_budget from jsonb_array_elements(p_budgets) as b where b.value ->> 'id' = p_budget_id::text;
-  if v_budget ->> 'period_key' is not null and v_budget ->> 'action' = 'pause_new_runs' then
+  for v_budget in
+    select b.value from jsonb_array_elements(p_budgets) as b
+     where (b.value ->> 'id')::uuid = any (p_holders) and b.value ->> 'period_key' is not null and b.value ->> 'action' in ('pause_new_runs', 'hard_stop')
+  loop
     perform public.record_budget_event(p_tenant_id, v_budget, 'paused', '{}');
-  end if;
+  end loop;
 exception when query_canceled or lock_not_available or deadlock_detected or serialization_failure then
   raise;
 when others then
@@ -86,7 +88,19 @@ when others then
   raise warning 'budget event not written: %', sqlerrm;
 end
 $$;
-comment on function public.note_held_runs(uuid, jsonb, uuid) is 'A budget whose rest is too small for the next run is paused as well: its event, once per period.';
+comment on function public.note_held_runs(uuid, jsonb, uuid[]) is
+  'A budget whose rest is too small for the next run is paused as well, also one that would stop runs once it is spent: its event, once per period.';
+
+create or replace function public.budget_holds(p_budgets jsonb, p_groups jsonb) returns jsonb
+language sql stable set search_path = ''
+as $$
+  select coalesce(jsonb_object_agg(held.workflow_type, held.names), '{}')
+    from (select g.workflow_type, jsonb_agg(distinct b.value ->> 'name') as names
+            from jsonb_to_recordset(p_groups) as g (workflow_type text, holders uuid[])
+            join jsonb_array_elements(p_budgets) as b on (b.value ->> 'id')::uuid = any (g.holders)
+           group by g.workflow_type) as held
+$$;
+comment on function public.budget_holds(jsonb, jsonb) is 'Of groups {workflow_type, holders}: the names of the budgets that hold each type.';
 
 create or replace function public.dispatch_queued_runs(p_tenant_id uuid, p_settings jsonb, p_estimates jsonb, p_budgets jsonb) returns jsonb
 language plpgsql volatile set search_path = ''
@@ -104,7 +118,7 @@ declare
   v_errors jsonb := '[]';
 begin
   perform public.note_workflow_actor('dispatcher', 'dispatched');
-  select 'ok' as verdict, null::uuid as budget_id, 0 as warned into v_gate;
+  select 'ok' as verdict, '{}'::uuid[] as holders, 0 as warned into v_gate;
   -- Locked before they are counted: a pass that waited here counts what the other one did.
   perform from public.workflow_agent_routing where tenant_id = p_tenant_id order by workflow_type for update;
   v_groups := public.waiting_workflow_groups(p_tenant_id, p_estimates, p_budgets);
@@ -137,7 +151,7 @@ begin
       if v_gate.verdict <> 'ok' then
         v_closed := v_closed || concat_ws('|', v_candidate.workflow_type, v_candidate.agent_id);
         v_held := v_held + 1;
-        perform public.note_held_runs(p_tenant_id, p_budgets, v_gate.budget_id);
+        v_groups := v_groups || jsonb_build_object('workflow_type', v_candidate.workflow_type, 'verdict', v_gate.verdict, 'holders', v_gate.holders);
         continue;
       end if;
       perform from public.workflow_runs where id = v_candidate.id and status = 'queued' for update skip locked;
@@ -156,9 +170,9 @@ begin
       v_errors := v_errors || jsonb_build_object('phase', 'dispatched', 'run_id', v_candidate.id, 'error', sqlerrm, 'error_code', sqlstate);
     end;
   end loop;
-  perform public.note_held_runs(p_tenant_id, p_budgets, g.budget_id)
-     from (select distinct h.budget_id from jsonb_to_recordset(v_groups) as h (budget_id uuid, verdict text) where h.verdict = 'held' and h.budget_id is not null) as g;
-  return jsonb_build_object('dispatched', v_number, 'held', v_held, 'warned', v_warned, 'budgets', p_budgets, 'errors', v_errors, 'full', v_number >= v_batch);
+  perform public.note_held_runs(p_tenant_id, p_budgets, array(
+    select distinct unnest(h.holders) from jsonb_to_recordset(v_groups) as h (holders uuid[], verdict text) where h.verdict = 'held'));
+  return jsonb_build_object('dispatched', v_number, 'held', v_held, 'held_by', public.budget_holds(p_budgets, v_groups), 'warned', v_warned, 'budgets', p_budgets, 'errors', v_errors, 'full', v_number >= v_batch);
 end
 $$;
 comment on function public.dispatch_queued_runs(uuid, jsonb, jsonb, jsonb) is
@@ -382,6 +396,7 @@ declare
   v_errors jsonb := '[]';
   v_sum jsonb := '{"dispatched": 0, "retried": 0, "released": 0, "failed": 0, "timed_out": 0}';
   v_held integer := 0;
+  v_held_by jsonb := '{}';
   v_warned integer := 0;
   v_stopped integer := 0;
   v_unrouted integer := 0;
@@ -428,6 +443,7 @@ begin
     end;
     v_budgets := coalesce(v_part -> 'budgets', v_budgets);
     v_held := v_held + coalesce((v_part ->> 'held')::integer, 0);
+    v_held_by := v_held_by || coalesce(v_part -> 'held_by', '{}');
     v_warned := v_warned + coalesce((v_part ->> 'warned')::integer, 0);
     v_full := v_full or coalesce((v_part ->> 'full')::boolean, false);
     v_errors := v_errors || coalesce(v_part -> 'errors', '[]');
@@ -445,7 +461,7 @@ begin
   v_sum := v_sum || jsonb_build_object('budget_enforcement', jsonb_build_object('held', v_held, 'stopped', v_stopped, 'warned', v_warned));
   update public.dispatcher_instances
      set last_tick = v_sum || jsonb_build_object('at', now(), 'ms', round(extract(epoch from clock_timestamp() - v_started) * 1000), 'errors', jsonb_array_length(v_errors),
-                                                 'budget_error', v_budget_error)
+                                                 'budget_error', v_budget_error, 'held_by', v_held_by)
    where id = p_instance_id;
   return v_sum || jsonb_build_object(
     'busy', false, 'errors', v_errors, 'budget_error', v_budget_error, 'unrouted', v_unrouted, 'stop_wakes', public.wakes_to_stop(p_instance_id),
@@ -466,6 +482,7 @@ as $$
     'by_type', (select coalesce(jsonb_agg(jsonb_build_object(
                   'workflow_type', types.workflow_type, 'agent_id', route.agent_id, 'priority', route.priority, 'max_concurrent', route.max_concurrent,
                   'timeout_minutes', route.timeout_minutes, 'queued', coalesce(types.queued, 0), 'active', coalesce(types.active, 0),
+                  'held_by', case when types.queued > 0 then coalesce(tick.held_by -> types.workflow_type, '[]') else '[]' end,
                   'oldest_queued_seconds', round(extract(epoch from now() - types.oldest))) order by types.workflow_type), '[]')
                   from (select coalesce(open.workflow_type, routed.workflow_type) as workflow_type, open.queued, open.active, open.oldest
                           from (select workflow_type, count(*) filter (where status = 'queued') as queued, count(*) filter (where status <> 'queued') as active,
@@ -474,7 +491,9 @@ as $$
                                    and (status in ('queued', 'dispatched', 'claimed', 'running') or paused_from in ('dispatched', 'claimed', 'running'))
                                  group by workflow_type) as open
                           full join (select workflow_type from public.workflow_agent_routing where tenant_id = p_tenant_id) as routed using (workflow_type)) as types
-                  left join public.workflow_agent_routing as route on route.tenant_id = p_tenant_id and route.workflow_type = types.workflow_type),
+                  left join public.workflow_agent_routing as route on route.tenant_id = p_tenant_id and route.workflow_type = types.workflow_type
+                  left join (select last_tick -> 'held_by' as held_by from public.dispatcher_instances
+                              where tenant_id = p_tenant_id and last_tick is not null order by last_tick ->> 'at' desc limit 1) as tick on true),
     'no_route', (select count(*) from public.workflow_runs as run where run.tenant_id = p_tenant_id and run.status = 'queued' and run.pinned_agent_id is null
                     and not exists (select from public.workflow_agent_routing as route where route.tenant_id = p_tenant_id and route.workflow_type = run.workflow_type)),
     'finished_last_24h', (select coalesce(jsonb_object_agg(recent.status, recent.number), '{}')
@@ -486,6 +505,6 @@ as $$
                         from (select state, count(*) as number from public.workflow_notifications where tenant_id = p_tenant_id group by state) as noted),
     'last_tick', (select last_tick from public.dispatcher_instances where tenant_id = p_tenant_id and last_tick is not null order by last_tick ->> 'at' desc limit 1))
 $$;
-comment on function public.workflow_stats(uuid) is 'Runs by status and by type with their routes, runs without a route, the last day, notifications, and the last tick.';
+comment on function public.workflow_stats(uuid) is 'Runs by status and by type with their routes and the budgets that held them at the last tick, runs without a route, the last day, notifications, and the last tick.';
 
 notify pgrst, 'reload schema';

@@ -18,7 +18,7 @@ begin
                        'is_in_budget_scope', 'budget_verdict', 'reserve_in_budgets', 'budget_frame', 'broadcast_budget_event', 'record_budget_event',
                        'record_budget_recoveries', 'stop_runs_of_budget', 'enforce_budgets', 'set_budget', 'deactivate_budget', 'list_budgets',
                        'budget_ledger', 'workflow_settings', 'workflow_age_points', 'gateway_of_workflow_agent', 'dispatch_workflow_run',
-                       'waiting_workflow_groups', 'note_held_runs', 'dispatch_queued_runs', 'retry_stale_dispatches', 'time_out_runs',
+                       'waiting_workflow_groups', 'note_held_runs', 'budget_holds', 'dispatch_queued_runs', 'retry_stale_dispatches', 'time_out_runs',
                        'release_stale_claims', 'mark_unrouted_runs', 'prune_workflow_rows', 'wakes_to_stop', 'next_workflow_moment',
                        'dispatch_workflows', 'workflow_stats', 'claim_workflow_notifications', 'finish_workflow_notifications',
                        'orphan_after_seconds', 'monitor_workflows', 'respawn_workflow_run')

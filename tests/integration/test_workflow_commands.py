@@ -133,6 +133,11 @@ def test_budgets(terminal: Terminal, runs: Workflows) -> None:
     [event] = terminal.json("budgets", "ledger")["events"]
     assert event["event_kind"] == "paused"
     assert "paused" in terminal.text("budgets", "ledger")
+    runs.route(), runs.run()
+    runs.tick()
+    assert terminal.json("runs", "stats")["by_type"][0]["held_by"] == ["All"]
+    [row] = [line for line in terminal.text("runs", "stats").splitlines() if line.startswith(" code-change")]
+    assert row.split()[-1] == "All"
     wrong = terminal.text("budgets", "set", "X", "--scope", "agent", "--timezone", "Mars/Base", code=1)
     assert {"scope_id", "cap", "timezone"} <= set(wrong.replace(":", " ").split())
     assert "not active any more" in terminal.text("budgets", "deactivate", "All")

@@ -228,6 +228,43 @@ def test_a_reservation_alone_stops_nobody(runs: Workflows) -> None:
     assert (runs.status(run), runs.status(second)) == ("dispatched", "queued")
 
 
+def held_by(runs: Workflows) -> dict[str, list[str]]:
+    """Per type, the budgets `runs stats` names as holding it."""
+    types = runs.call("workflow_stats", p_tenant_id=runs.tenant)["by_type"]
+    return {row["workflow_type"]: row["held_by"] for row in types}
+
+
+def test_a_hard_stop_that_holds_says_so(runs: Workflows) -> None:
+    """Its rest is too small for the next run, and nothing is spent enough to stop anybody."""
+    runs.route("paid", "ada"), runs.done("paid", "ada", cost="0.95")
+    budget = runs.budget("1.00", "hard_stop", name="All")
+    runs.tick()
+    assert (runs.events(), held_by(runs)) == ([], {"code-change": [], "paid": []})
+    run = runs.run()
+    for _ in range(3):
+        assert runs.tick()["budget_enforcement"] == {"held": 1, "stopped": 0, "warned": 0}
+    assert [event["event_kind"] for event in runs.events()] == ["paused"]
+    [sent] = runs.frames()
+    frame = sent["payload"]
+    assert (frame["event_kind"], frame["action"], float(frame["spend_usd"])) == ("paused", "hard_stop", 0.95)
+    assert (runs.status(run), held_by(runs)) == ("queued", {"code-change": ["All"], "paid": []})
+    runs.database.execute("update budgets set active = false where id = %s", [budget])
+    assert runs.tick()["dispatched"] == 1
+    assert held_by(runs) == {"code-change": [], "paid": []}
+
+
+def test_every_budget_that_holds_is_named_and_told(runs: Workflows) -> None:
+    runs.done("paid", "ada", cost="0.95")
+    runs.budget("1.30", "hard_stop", name="All")
+    runs.budget("0.30", "pause_new_runs", "agent", scope_id="coder", name="Coder's")
+    runs.budget("0.30", "warn", "project", scope_id="code-change", name="Code")
+    runs.run(), runs.run()
+    assert runs.tick()["dispatched"] == 1
+    assert held_by(runs)["code-change"] == ["All", "Coder's"]
+    told = {frame["payload"]["budget_name"] for frame in runs.frames()}
+    assert (told, len(runs.events("paused"))) == ({"All", "Coder's"}, 2)
+
+
 def test_the_strictest_of_several_wins(runs: Workflows) -> None:
     runs.done(cost=1)
     runs.budget(1, "warn", "agent", scope_id="coder")

@@ -1,7 +1,9 @@
 """Budgets: periods over zones and clock changes, spend, reservations, scopes, actions, latches, frames, failure."""
 
+import re
 import threading
 import uuid
+from collections import Counter
 from collections.abc import Iterator
 from datetime import UTC, datetime, timedelta
 from decimal import Decimal
@@ -685,28 +687,54 @@ def test_a_budget_that_cannot_be_evaluated(runs: Workflows, fail_closed: bool) -
     assert runs.events() == []
 
 
-def test_one_call_sums_whatever_waits_and_however_many_budgets_there_are(runs: Workflows) -> None:
-    """No N+1: neither runs nor budgets add a statement."""
-    for scope, scope_id in (("agent", "coder"), ("project", "code-change"), ("fleet", None)):
-        for kind in ("daily", "weekly", "monthly"):
-            runs.budget(1000, "warn", scope, scope_id=scope_id, period=kind)
+READS_A_TABLE = re.compile(r"(Seq Scan|Index Scan .*|Index Only Scan .*|Bitmap Heap Scan|Insert|Update|Delete) on ")
 
-    def calls() -> int:
-        runs.connection.execute("select pg_stat_force_next_flush()")
-        query = "select coalesce(sum(calls), 0) as n from pg_stat_user_functions where funcname = 'workflow_spend'"
-        return runs.database.value(query)
 
-    runs.connection.execute("reset role")
-    runs.connection.execute("set track_functions = 'all'")
-    runs.connection.execute("set role service_role")
-    numbers = []
-    for waiting in (1, 60):
-        for _ in range(waiting):
-            runs.run()
-        before = calls()
-        runs.tick()
-        numbers.append(calls() - before)
-    assert numbers == [1, 1]
+def statements_of_a_tick(runs: Workflows, batch: int) -> Counter[str]:
+    """What a tick that hands out so many runs asks of tables, also inside functions: how often each statement runs."""
+    seen: Counter[str] = Counter()
+
+    def note(diagnostic: psycopg.errors.Diagnostic) -> None:
+        explained = (diagnostic.message_primary or "").partition("Query Text: ")[2]
+        text, _, plan = explained.partition("  (cost=")
+        if READS_A_TABLE.search(text.rpartition("\n")[2] + plan):
+            seen[text.rpartition("\n")[0]] += 1
+
+    with runs.database.connect() as connection:
+        connection.execute("load 'auto_explain'")
+        for setting in (
+            *("log_min_duration = 0", "log_level = notice"),
+            *("log_nested_statements = on", "log_parameter_max_length = 0"),
+        ):
+            connection.execute(f"set auto_explain.{setting}")
+        connection.add_notice_handler(note)
+        arguments = {"p_instance_id": runs.id, "p_settings": {**runs.settings, "workflow_batch_size": batch}}
+        tick = runs.call("dispatch_workflows", connection, **arguments)
+    assert (tick["dispatched"], tick["errors"]) == (batch, [])
+    return seen
+
+
+def test_neither_runs_nor_types_nor_budgets_add_a_statement(runs: Workflows) -> None:
+    """No N+1: one run and a handful of budgets, or hundreds of both, are asked after alike."""
+
+    def budgets(numbers: range, cap: int) -> None:
+        for number in numbers:
+            for kind in ("daily", "weekly", "monthly"):
+                runs.budget(cap, "pause_new_runs", "agent", scope_id=f"coder {number}", period=kind)
+
+    runs.done(cost="0.2"), runs.run()
+    runs.budget(90, "hard_stop"), runs.budget(90, "warn", "project", scope_id="code-change")
+    budgets(range(1), 90)
+    few = statements_of_a_tick(runs, 1)
+    budgets(range(1, 30), 90), budgets(range(30, 60), 100_000)  # those that could be filled by this tick, and others
+    for number in range(150):
+        runs.run(priority=number % 3), runs.done(agent=f"coder {number % 50}", cost="0.2")
+    for number in range(30):
+        runs.route(f"type {number}", f"coder {number}"), runs.run(f"type {number}")
+    many, batch = statements_of_a_tick(runs, 1), statements_of_a_tick(runs, 10)
+    assert {text: times for text, times in many.items() if times != few[text]} == {}
+    assert [times for text, times in batch.items() if "with spent as" in text] == [1]
+    assert {text: times for text, times in batch.items() if times > 10 * few[text]} == {}
 
 
 # ------------------------------------------------------------------------------------------- operator

@@ -57,6 +57,7 @@ WORKFLOW_MONITOR_BLIND: Final = "workflow.monitor_blind"  # OpenClaw could not b
 WORKFLOW_ORPHAN_WAITS: Final = "workflow.orphan_waits"  # an orphan may not be spawned again now; `reason` says why
 WORKFLOW_RESPAWNED: Final = "workflow.respawned"  # an orphaned run gets its one new process of this attempt
 BUDGETS_FAILED_OPEN: Final = "budgets.failed_open"  # budgets cannot be evaluated; runs go out without them
+BUDGETS_UNENFORCED: Final = "budgets.unenforced"  # budgets hold runs back, but cannot stop them or write it down
 BUDGETS_BACK: Final = "budgets.back"  # budgets are evaluated again
 
 INSTANCE_REGISTERED: Final = "instance.registered"  # this daemon has a row in dispatcher_instances

@@ -167,6 +167,7 @@ CREATE TABLE public.workflow_runs (
     session_id text,
     wake_id uuid,
     paused_from text,
+    paused_at timestamp with time zone,
     blocker_type text,
     blocker_description text,
     escalated_to text,
@@ -194,6 +195,7 @@ CREATE TABLE public.workflow_runs (
     CONSTRAINT workflow_runs_next_attempt_at_check CHECK (isfinite(next_attempt_at)),
     CONSTRAINT workflow_runs_paused_from_check CHECK ((paused_from = ANY (ARRAY['queued'::text, 'dispatched'::text, 'claimed'::text, 'running'::text]))),
     CONSTRAINT workflow_runs_paused_knows_from CHECK (((status = ANY (ARRAY['waiting_for_approval'::text, 'blocked'::text])) = (paused_from IS NOT NULL))),
+    CONSTRAINT workflow_runs_paused_knows_since CHECK (((paused_from IS NULL) = (paused_at IS NULL))),
     CONSTRAINT workflow_runs_pinned_agent_id_check CHECK ((pinned_agent_id <> ''::text)),
     CONSTRAINT workflow_runs_priority_check CHECK (((priority >= '-1000000'::integer) AND (priority <= 1000000))),
     CONSTRAINT workflow_runs_release_count_check CHECK ((release_count >= 0)),
@@ -210,11 +212,15 @@ COMMENT ON COLUMN public.workflow_runs.owner_agent_id IS 'Slug of the agent it w
 
 COMMENT ON COLUMN public.workflow_runs.pinned_agent_id IS 'Slug of the agent it was reassigned to; wins over the route.';
 
-COMMENT ON COLUMN public.workflow_runs.deadline_at IS 'When a claimed or running run is timed out; set at the claim from the route.';
+COMMENT ON COLUMN public.workflow_runs.deadline_at IS 'When a claimed or running run is timed out; set at the claim from the route, put off by what it is held.';
 
 COMMENT ON COLUMN public.workflow_runs.claim_token IS 'The fence of the present claim.';
 
 COMMENT ON COLUMN public.workflow_runs.wake_id IS 'The wake whose process works on it, where the daemon started one.';
+
+COMMENT ON COLUMN public.workflow_runs.paused_from IS 'Where a held run returns to; from dispatched, claimed or running it keeps its slot and its reservation.';
+
+COMMENT ON COLUMN public.workflow_runs.paused_at IS 'Since when it is held.';
 
 COMMENT ON COLUMN public.workflow_runs.cost_estimate IS 'What the agent reported it cost.';
 
@@ -318,6 +324,19 @@ $$;
 
 COMMENT ON FUNCTION public.budget_frame(p_budget jsonb, p_kind text) IS 'What is broadcast of a budget event.';
 
+CREATE FUNCTION public.budget_holds(p_budgets jsonb, p_groups jsonb) RETURNS jsonb
+    LANGUAGE sql STABLE
+    SET search_path TO ''
+    AS $$
+  select coalesce(jsonb_object_agg(held.workflow_type, held.names), '{}')
+    from (select g.workflow_type, jsonb_agg(distinct b.value ->> 'name') as names
+            from jsonb_to_recordset(p_groups) as g (workflow_type text, holders uuid[])
+            join jsonb_array_elements(p_budgets) as b on (b.value ->> 'id')::uuid = any (g.holders)
+           group by g.workflow_type) as held
+$$;
+
+COMMENT ON FUNCTION public.budget_holds(p_budgets jsonb, p_groups jsonb) IS 'Of groups {workflow_type, holders}: the names of the budgets that hold each type.';
+
 CREATE FUNCTION public.budget_ledger(p_tenant_id uuid, p_limit integer DEFAULT 50) RETURNS jsonb
     LANGUAGE sql STABLE
     SET search_path TO ''
@@ -370,7 +389,7 @@ $$;
 
 COMMENT ON FUNCTION public.budget_states(p_budgets jsonb) IS 'Evaluated budgets as rows, in the unit of their cap.';
 
-CREATE FUNCTION public.budget_verdict(p_budgets jsonb, p_agent_id text, p_department_id text, p_workflow_type text, p_usd numeric, p_tokens numeric, OUT verdict text, OUT budget_id uuid, OUT warned integer) RETURNS record
+CREATE FUNCTION public.budget_verdict(p_budgets jsonb, p_agent_id text, p_department_id text, p_workflow_type text, p_usd numeric, p_tokens numeric, OUT verdict text, OUT holders uuid[], OUT warned integer) RETURNS record
     LANGUAGE sql IMMUTABLE
     SET search_path TO ''
     AS $$
@@ -388,12 +407,12 @@ CREATE FUNCTION public.budget_verdict(p_budgets jsonb, p_agent_id text, p_depart
       from hit
   )
   select (array['ok', 'ok', 'held', 'stopped'])[coalesce(max(weight), 0) + 1],
-         (array_agg(ranked.id order by weight desc, ranked.id) filter (where weight >= 2))[1],
+         coalesce(array_agg(ranked.id order by ranked.id) filter (where weight >= 2), '{}'),
          (count(*) filter (where weight = 1))::integer
     from ranked
 $$;
 
-COMMENT ON FUNCTION public.budget_verdict(p_budgets jsonb, p_agent_id text, p_department_id text, p_workflow_type text, p_usd numeric, p_tokens numeric, OUT verdict text, OUT budget_id uuid, OUT warned integer) IS 'May one more run start that is expected to cost this much: ok, held (a pause, a hard stop whose rest is reserved, or a broken fail_closed budget), or stopped (a hard stop that is spent). The strictest budget wins.';
+COMMENT ON FUNCTION public.budget_verdict(p_budgets jsonb, p_agent_id text, p_department_id text, p_workflow_type text, p_usd numeric, p_tokens numeric, OUT verdict text, OUT holders uuid[], OUT warned integer) IS 'May one more run start that is expected to cost this much: ok, held (a pause, a hard stop whose rest is reserved, or a broken fail_closed budget), or stopped (a hard stop that is spent). The strictest budget wins; holders are all that say no.';
 
 CREATE TABLE public.dispatcher_instances (
     id uuid DEFAULT gen_random_uuid() NOT NULL,
@@ -826,6 +845,7 @@ begin
   -- What a state implies, for whoever changes a row by hand as for our own functions.
   if p_run.status in ('waiting_for_approval', 'blocked') then
     p_run.paused_from := coalesce(p_run.paused_from, 'queued');
+    p_run.paused_at := coalesce(p_run.paused_at, now());
   end if;
   if p_run.status = 'dispatched' then
     p_run.dispatched_at := coalesce(p_run.dispatched_at, now());
@@ -910,7 +930,7 @@ declare
   v_errors jsonb := '[]';
 begin
   perform public.note_workflow_actor('dispatcher', 'dispatched');
-  select 'ok' as verdict, null::uuid as budget_id, 0 as warned into v_gate;
+  select 'ok' as verdict, '{}'::uuid[] as holders, 0 as warned into v_gate;
   -- Locked before they are counted: a pass that waited here counts what the other one did.
   perform from public.workflow_agent_routing where tenant_id = p_tenant_id order by workflow_type for update;
   v_groups := public.waiting_workflow_groups(p_tenant_id, p_estimates, p_budgets);
@@ -943,7 +963,7 @@ begin
       if v_gate.verdict <> 'ok' then
         v_closed := v_closed || concat_ws('|', v_candidate.workflow_type, v_candidate.agent_id);
         v_held := v_held + 1;
-        perform public.note_held_runs(p_tenant_id, p_budgets, v_gate.budget_id);
+        v_groups := v_groups || jsonb_build_object('workflow_type', v_candidate.workflow_type, 'verdict', v_gate.verdict, 'holders', v_gate.holders);
         continue;
       end if;
       perform from public.workflow_runs where id = v_candidate.id and status = 'queued' for update skip locked;
@@ -962,9 +982,9 @@ begin
       v_errors := v_errors || jsonb_build_object('phase', 'dispatched', 'run_id', v_candidate.id, 'error', sqlerrm, 'error_code', sqlstate);
     end;
   end loop;
-  perform public.note_held_runs(p_tenant_id, p_budgets, g.budget_id)
-     from (select distinct h.budget_id from jsonb_to_recordset(v_groups) as h (budget_id uuid, verdict text) where h.verdict = 'held' and h.budget_id is not null) as g;
-  return jsonb_build_object('dispatched', v_number, 'held', v_held, 'warned', v_warned, 'budgets', p_budgets, 'errors', v_errors, 'full', v_number >= v_batch);
+  perform public.note_held_runs(p_tenant_id, p_budgets, array(
+    select distinct unnest(h.holders) from jsonb_to_recordset(v_groups) as h (holders uuid[], verdict text) where h.verdict = 'held'));
+  return jsonb_build_object('dispatched', v_number, 'held', v_held, 'held_by', public.budget_holds(p_budgets, v_groups), 'warned', v_warned, 'budgets', p_budgets, 'errors', v_errors, 'full', v_number >= v_batch);
 end
 $$;
 
@@ -1002,11 +1022,14 @@ declare
   v_budgets jsonb := '[]';
   v_all_budgets jsonb := '[]';
   v_budget_error text;
+  v_broken text;
+  v_open boolean := false;
   v_phase text;
   v_part jsonb;
   v_errors jsonb := '[]';
   v_sum jsonb := '{"dispatched": 0, "retried": 0, "released": 0, "failed": 0, "timed_out": 0}';
   v_held integer := 0;
+  v_held_by jsonb := '{}';
   v_warned integer := 0;
   v_stopped integer := 0;
   v_unrouted integer := 0;
@@ -1027,7 +1050,11 @@ begin
           if v_budgets <> '[]' then
             v_all_budgets := v_budgets;
             v_budgets := public.tight_budgets(v_budgets, v_estimates, (v_settings ->> 'workflow_batch_size')::integer + 500);
-            v_stopped := public.enforce_budgets(v_tenant, v_all_budgets);
+            select enforced.stopped, enforced.budgets, enforced.event_error into v_stopped, v_all_budgets, v_budget_error
+              from public.enforce_budgets(v_tenant, v_all_budgets, v_estimates) as enforced;
+            if v_stopped > 0 then
+              v_budgets := public.tight_budgets(v_all_budgets, v_estimates, (v_settings ->> 'workflow_batch_size')::integer + 500);
+            end if;
           end if;
         when 'dispatched' then v_part := public.dispatch_queued_runs(v_tenant, v_settings, v_estimates, v_budgets);
         when 'retried' then v_part := public.retry_stale_dispatches(v_tenant, v_settings, v_estimates, v_budgets);
@@ -1044,12 +1071,14 @@ begin
       v_part := '{}';
       v_errors := v_errors || jsonb_build_object('phase', v_phase, 'error', sqlerrm, 'error_code', sqlstate);
       if v_phase in ('budgets', 'enforcement') then
-        -- Fails open, loudly: runs go out as if there were no budgets.
         v_budget_error := coalesce(v_budget_error, format('%s (%s)', sqlerrm, sqlstate));
+        -- What cannot be evaluated fails open, loudly: runs go out as if there were no budgets.
+        v_open := v_open or v_phase = 'budgets';
       end if;
     end;
     v_budgets := coalesce(v_part -> 'budgets', v_budgets);
     v_held := v_held + coalesce((v_part ->> 'held')::integer, 0);
+    v_held_by := v_held_by || coalesce(v_part -> 'held_by', '{}');
     v_warned := v_warned + coalesce((v_part ->> 'warned')::integer, 0);
     v_full := v_full or coalesce((v_part ->> 'full')::boolean, false);
     v_errors := v_errors || coalesce(v_part -> 'errors', '[]');
@@ -1057,8 +1086,10 @@ begin
       v_sum := v_sum || jsonb_build_object(v_field, (v_sum ->> v_field)::integer + coalesce((v_part ->> v_field)::integer, 0));
     end loop;
   end loop;
-  v_budget_error := coalesce(v_budget_error, (select left(string_agg(format('%s: %s', state.name, state.error), '; '), 500) from public.budget_states(v_all_budgets) as state
-                                               where state.error is not null));
+  select left(string_agg(format('%s: %s', state.name, state.error), '; '), 500) into v_broken from public.budget_states(v_all_budgets) as state
+   where state.error is not null;
+  v_budget_error := coalesce(v_broken, v_budget_error);
+  v_open := v_open or v_broken is not null;
   perform public.send_gateway_hint(other.gateway_id, 'run', '{}')
      from (select note.gateway_id from public.workflow_notifications as note where note.tenant_id = v_tenant and note.state = 'pending' and note.created_at = now()
            union select wake.gateway_id from public.agent_wakes as wake
@@ -1067,16 +1098,16 @@ begin
   v_sum := v_sum || jsonb_build_object('budget_enforcement', jsonb_build_object('held', v_held, 'stopped', v_stopped, 'warned', v_warned));
   update public.dispatcher_instances
      set last_tick = v_sum || jsonb_build_object('at', now(), 'ms', round(extract(epoch from clock_timestamp() - v_started) * 1000), 'errors', jsonb_array_length(v_errors),
-                                                 'budget_error', v_budget_error)
+                                                 'budget_error', v_budget_error, 'held_by', v_held_by)
    where id = p_instance_id;
   return v_sum || jsonb_build_object(
-    'busy', false, 'errors', v_errors, 'budget_error', v_budget_error, 'unrouted', v_unrouted, 'stop_wakes', public.wakes_to_stop(p_instance_id),
+    'busy', false, 'errors', v_errors, 'budget_error', v_budget_error, 'budgets_open', v_open, 'unrouted', v_unrouted, 'stop_wakes', public.wakes_to_stop(p_instance_id),
     'again', v_full or (v_sum ->> 'released')::integer > 0 or ((v_sum ->> 'failed')::integer + (v_sum ->> 'timed_out')::integer + v_stopped > 0),
     'next_in', public.next_workflow_moment(v_tenant, v_settings), 'ms', round(extract(epoch from clock_timestamp() - v_started) * 1000));
 end
 $$;
 
-COMMENT ON FUNCTION public.dispatch_workflows(p_instance_id uuid, p_settings jsonb) IS 'One tick for the tenant of an instance, phase by phase, each isolated: budgets, dispatch, retries, time-outs, stale claims, blockers. Answers {dispatched, retried, released, failed, timed_out, budget_enforcement, errors, budget_error, again, next_in, stop_wakes}; {busy: true} when another pass is under way.';
+COMMENT ON FUNCTION public.dispatch_workflows(p_instance_id uuid, p_settings jsonb) IS 'One tick for the tenant of an instance, phase by phase, each isolated: budgets, dispatch, retries, time-outs, stale claims, blockers. Answers {dispatched, retried, released, failed, timed_out, budget_enforcement, errors, budget_error, budgets_open (runs went out without them), again, next_in, stop_wakes}; {busy: true} when another pass is under way.';
 
 CREATE FUNCTION public.dispatcher_gateway_topic(p_gateway_id uuid) RETURNS text
     LANGUAGE sql IMMUTABLE
@@ -1217,38 +1248,53 @@ $$;
 
 COMMENT ON FUNCTION public.end_workflow_claim(p_run public.workflow_runs, p_as text) IS 'Closes the present claim of a run in the history of claims.';
 
-CREATE FUNCTION public.enforce_budgets(p_tenant_id uuid, p_budgets jsonb) RETURNS integer
+CREATE FUNCTION public.enforce_budgets(p_tenant_id uuid, p_budgets jsonb, p_estimates jsonb, OUT stopped integer, OUT budgets jsonb, OUT event_error text) RETURNS record
     LANGUAGE plpgsql
     SET search_path TO ''
     AS $$
 declare
   v_budget record;
   v_ids uuid[];
-  v_stopped integer := 0;
 begin
-  perform public.record_budget_recoveries(p_tenant_id, p_budgets);
+  stopped := 0;
+  budgets := p_budgets;
+  begin
+    perform public.record_budget_recoveries(p_tenant_id, p_budgets);
+  exception when query_canceled or lock_not_available or deadlock_detected or serialization_failure then
+    raise;
+  when others then
+    event_error := format('%s (%s)', sqlerrm, sqlstate);
+  end;
   for v_budget in
-    select b.value, state.action, state.settled >= state.cap as is_spent
+    select b.value
       from public.budget_states(p_budgets) as state
       join jsonb_array_elements(p_budgets) as b on (b.value ->> 'id')::uuid = state.id
-     where state.error is null and state.settled + state.reserved >= state.cap
-     order by state.action <> 'hard_stop', state.id
+     where state.error is null and state.action = 'hard_stop' and state.settled >= state.cap
+     order by state.id
   loop
-    if v_budget.action = 'hard_stop' and v_budget.is_spent then
-      v_ids := public.stop_runs_of_budget(p_tenant_id, v_budget.value);
-      perform public.record_budget_event(p_tenant_id, v_budget.value, 'hard_stopped', jsonb_build_object('cancelled_run_ids', to_jsonb(v_ids)));
-      v_stopped := v_stopped + cardinality(v_ids);
-    elsif v_budget.action = 'pause_new_runs' then
-      perform public.record_budget_event(p_tenant_id, v_budget.value, 'paused', '{}');
-    elsif v_budget.action = 'warn' then
-      perform public.record_budget_event(p_tenant_id, v_budget.value, 'warned', '{}');
-    end if;
+    v_ids := public.stop_runs_of_budget(p_tenant_id, v_budget.value);
+    event_error := coalesce(public.tell_budget_event(p_tenant_id, v_budget.value, 'hard_stopped', jsonb_build_object('cancelled_run_ids', to_jsonb(v_ids))),
+                            event_error);
+    stopped := stopped + cardinality(v_ids);
   end loop;
-  return v_stopped;
+  if stopped > 0 then
+    -- What was stopped reserves nothing any more, and that may have been what filled another budget.
+    budgets := public.evaluate_budgets(p_tenant_id, p_estimates);
+  end if;
+  for v_budget in
+    select b.value, state.action
+      from public.budget_states(budgets) as state
+      join jsonb_array_elements(budgets) as b on (b.value ->> 'id')::uuid = state.id
+     where state.error is null and state.action <> 'hard_stop' and state.settled + state.reserved >= state.cap
+     order by state.id
+  loop
+    event_error := coalesce(public.tell_budget_event(p_tenant_id, v_budget.value, case v_budget.action when 'warn' then 'warned' else 'paused' end, '{}'),
+                            event_error);
+  end loop;
 end
 $$;
 
-COMMENT ON FUNCTION public.enforce_budgets(p_tenant_id uuid, p_budgets jsonb) IS 'What follows from evaluated budgets whatever is queued: recoveries, hard stops, one event per breach. Answers how many runs were stopped.';
+COMMENT ON FUNCTION public.enforce_budgets(p_tenant_id uuid, p_budgets jsonb, p_estimates jsonb, OUT stopped integer, OUT budgets jsonb, OUT event_error text) IS 'What follows from evaluated budgets whatever is queued: recoveries, hard stops, one event per breach. Answers how many runs were stopped, and the budgets as they stand after that.';
 
 CREATE FUNCTION public.enqueue_workflow_run(p_tenant_id uuid, p_workflow_type text, p_input jsonb DEFAULT '{}'::jsonb, p_priority integer DEFAULT 0, p_initiator text DEFAULT NULL::text, p_task_id text DEFAULT NULL::text, p_agent text DEFAULT NULL::text, p_not_before timestamp with time zone DEFAULT NULL::timestamp with time zone, p_request_key text DEFAULT NULL::text) RETURNS jsonb
     LANGUAGE plpgsql
@@ -1571,7 +1617,8 @@ declare
   v_code constant text := public.workflow_claim_state(v_run, p_session, p_claim_token);
 begin
   if v_code = 'finished' and v_run.status = p_status then
-    return public.workflow_answer('already', public.book_workflow_usage(v_run, p_usage));
+    -- A repeat says the same once more: only a cost that was not known yet is news.
+    return public.workflow_answer('already', case when v_run.cost_estimate is null then public.book_workflow_usage(v_run, p_usage) else v_run end);
   end if;
   if v_code <> 'ok' then
     return public.refuse_workflow_caller(v_code, v_run, p_tenant_id, p_run_id, p_session, p_claim_token, p_usage);
@@ -1661,9 +1708,11 @@ begin
       hint = 'The state table is workflow_run_transitions.';
   end if;
   new.paused_from := case when new.status = any (v_side) then coalesce(old.paused_from, old.status) end;
+  new.paused_at := case when new.status = any (v_side) then coalesce(old.paused_at, now()) end;
   if old.status = any (v_side) then
-    -- It was held, not silent: whoever has it, or should take it, gets the usual time anew.
+    -- It was held, not silent: whoever has it, or should take it, gets the usual time anew, and for its work what was left of it.
     new.last_heartbeat_at := case when new.status in ('claimed', 'running') then now() else new.last_heartbeat_at end;
+    new.deadline_at := case when new.status in ('claimed', 'running') then new.deadline_at + (now() - old.paused_at) else new.deadline_at end;
     new.dispatched_at := case when new.status = 'dispatched' then now() else new.dispatched_at end;
   end if;
   new.updated_at := now();
@@ -1718,7 +1767,7 @@ begin
   perform public.note_workflow_actor(v_run.claimed_by, null);
   v_run := public.start_workflow_run(v_run);
   v_run := public.book_workflow_usage(v_run, p_usage);
-  return public.workflow_answer('ok', v_run) || jsonb_build_object('deadline_in', extract(epoch from v_run.deadline_at - now()));
+  return public.workflow_answer('ok', v_run) || jsonb_build_object('deadline_in', extract(epoch from v_run.deadline_at - coalesce(v_run.paused_at, now())));
 end
 $$;
 
@@ -1853,7 +1902,7 @@ begin
     return null;
   end if;
   if new.status = 'queued'
-     or (old.status in ('dispatched', 'claimed', 'running')
+     or (coalesce(old.paused_from, old.status) in ('dispatched', 'claimed', 'running')
          and exists (select from public.workflow_runs where tenant_id = new.tenant_id and workflow_type = new.workflow_type and status = 'queued'))
      or old.wake_id is not null then
     perform public.hint_workflow_daemons(new.tenant_id, new.id);
@@ -2357,17 +2406,19 @@ $$;
 
 COMMENT ON FUNCTION public.next_workflow_moment(p_tenant_id uuid, p_settings jsonb) IS 'In how many seconds something becomes due by itself; NULL when nothing does.';
 
-CREATE FUNCTION public.note_held_runs(p_tenant_id uuid, p_budgets jsonb, p_budget_id uuid) RETURNS void
+CREATE FUNCTION public.note_held_runs(p_tenant_id uuid, p_budgets jsonb, p_holders uuid[]) RETURNS void
     LANGUAGE plpgsql
     SET search_path TO ''
     AS $$
 declare
   v_budget jsonb;
 begin
-  select b.value into v_budget from jsonb_array_elements(p_budgets) as b where b.value ->> 'id' = p_budget_id::text;
-  if v_budget ->> 'period_key' is not null and v_budget ->> 'action' = 'pause_new_runs' then
+  for v_budget in
+    select b.value from jsonb_array_elements(p_budgets) as b
+     where (b.value ->> 'id')::uuid = any (p_holders) and b.value ->> 'period_key' is not null and b.value ->> 'action' in ('pause_new_runs', 'hard_stop')
+  loop
     perform public.record_budget_event(p_tenant_id, v_budget, 'paused', '{}');
-  end if;
+  end loop;
 exception when query_canceled or lock_not_available or deadlock_detected or serialization_failure then
   raise;
 when others then
@@ -2376,7 +2427,7 @@ when others then
 end
 $$;
 
-COMMENT ON FUNCTION public.note_held_runs(p_tenant_id uuid, p_budgets jsonb, p_budget_id uuid) IS 'A budget whose rest is too small for the next run is paused as well: its event, once per period.';
+COMMENT ON FUNCTION public.note_held_runs(p_tenant_id uuid, p_budgets jsonb, p_holders uuid[]) IS 'A budget whose rest is too small for the next run is paused as well, also one that would stop runs once it is spent: its event, once per period.';
 
 CREATE FUNCTION public.note_inbox_update() RETURNS trigger
     LANGUAGE plpgsql SECURITY DEFINER
@@ -2658,18 +2709,18 @@ CREATE FUNCTION public.refuse_workflow_caller(p_code text, p_run public.workflow
 declare
   v_booked boolean := false;
 begin
-  if p_code = 'finished' then
+  if p_code in ('finished', 'held') then
     p_run := public.book_workflow_usage(p_run, p_usage);
   elsif p_code = 'not_yours' then
     v_booked := public.book_lost_claim_usage(p_tenant_id, p_run_id, p_session, p_claim_token, p_usage);
   end if;
   return case when p_run.id is null then jsonb_build_object('applied', false, 'code', 'not_found', 'run_id', p_run_id)
               else public.workflow_answer(p_code, p_run) end
-         || jsonb_build_object('usage_booked', v_booked or (p_code = 'finished' and public.workflow_usage_values(coalesce(p_usage, '{}')) <> '{}'));
+         || jsonb_build_object('usage_booked', v_booked or (p_code in ('finished', 'held') and public.workflow_usage_values(coalesce(p_usage, '{}')) <> '{}'));
 end
 $$;
 
-COMMENT ON FUNCTION public.refuse_workflow_caller(p_code text, p_run public.workflow_runs, p_tenant_id uuid, p_run_id uuid, p_session text, p_claim_token uuid, p_usage jsonb) IS 'The answer to a session that does not hold the run (any more); a cost it brings is booked nevertheless.';
+COMMENT ON FUNCTION public.refuse_workflow_caller(p_code text, p_run public.workflow_runs, p_tenant_id uuid, p_run_id uuid, p_session text, p_claim_token uuid, p_usage jsonb) IS 'The answer to a session that does not hold the run (any more), or may not end it while it is paused; a cost it brings is booked nevertheless.';
 
 CREATE FUNCTION public.refuse_workflow_event_change() RETURNS trigger
     LANGUAGE plpgsql
@@ -3014,6 +3065,8 @@ declare
   v_blocked text;
   v_wake public.agent_wakes;
   v_estimates jsonb;
+  v_usd numeric;
+  v_tokens numeric;
   v_verdict text := 'ok';
 begin
   select * into v_wake from public.agent_wakes where claim_request = p_request and state in ('starting', 'running') limit 1;
@@ -3049,13 +3102,12 @@ begin
     v_blocked := 'concurrency_limit';
   end if;
   begin
-    -- Its reservation stands already, so only what is spent or stopped forbids it.
+    -- What the lost session cost stays spent, reported or not: the new one needs room of its own.
     v_estimates := public.workflow_estimates(v_instance.tenant_id, (public.workflow_settings(p_settings) ->> 'workflow_cost_estimate_usd')::numeric);
+    v_usd := public.workflow_estimate(v_estimates, v_run.workflow_type, 'usd');
+    v_tokens := public.workflow_estimate(v_estimates, v_run.workflow_type, 'tokens');
     select gate.verdict into v_verdict from public.budget_verdict(
-      public.reserve_in_budgets(public.evaluate_budgets(v_instance.tenant_id, v_estimates), v_agent.slug, v_agent.department_id, v_run.workflow_type,
-                                case when v_run.accounted_at is null then -coalesce(v_run.reserved_usd, public.workflow_estimate(v_estimates, v_run.workflow_type, 'usd')) else 0 end,
-                                case when v_run.accounted_at is null then -coalesce(v_run.reserved_tokens, public.workflow_estimate(v_estimates, v_run.workflow_type, 'tokens')) else 0 end),
-      v_agent.slug, v_agent.department_id, v_run.workflow_type, 0, 0) as gate;
+      public.evaluate_budgets(v_instance.tenant_id, v_estimates), v_agent.slug, v_agent.department_id, v_run.workflow_type, v_usd, v_tokens) as gate;
   exception when query_canceled or lock_not_available or deadlock_detected or serialization_failure then
     raise;
   when others then
@@ -3074,9 +3126,11 @@ begin
   insert into public.workflow_respawns (run_id, attempt, tenant_id, wake_id, session_id, previous_session_id)
   values (v_run.id, v_run.dispatch_attempts, v_run.tenant_id, v_wake.id, 'respawn-' || v_wake.id, v_run.session_id);
   perform public.end_workflow_claim(v_run, 'orphaned');
-  -- A new owner with a new fence: the session that was lost can change nothing any more, should it come back.
+  perform public.settle_workflow_claim(v_run, 'orphaned');
+  -- A new owner with a new fence and a new account: the session that was lost can change nothing any more, should it come back.
   update public.workflow_runs
-     set session_id = 'respawn-' || v_wake.id, claim_token = gen_random_uuid(), last_heartbeat_at = now(), wake_id = v_wake.id
+     set session_id = 'respawn-' || v_wake.id, claim_token = gen_random_uuid(), last_heartbeat_at = now(), wake_id = v_wake.id, reserved_usd = v_usd,
+         reserved_tokens = v_tokens, cost_estimate = null, input_tokens = null, output_tokens = null, cached_tokens = null, reported_at = null, accounted_at = null
    where id = v_run.id returning * into v_run;
   insert into public.workflow_claims (claim_token, tenant_id, run_id, workflow_type, agent_id, session_id, attempt)
   values (v_run.claim_token, v_run.tenant_id, v_run.id, v_run.workflow_type, v_run.owner_agent_id, v_run.session_id, v_run.dispatch_attempts);
@@ -3169,15 +3223,8 @@ begin
   elsif v_before.status not in ('failed', 'timed_out') then
     return public.workflow_answer('not_failed', v_before);
   end if;
-  if v_before.accounted_at is not null then
-    -- What the failed try cost stays spent: with its last claim, where the budgets find it.
-    insert into public.workflow_claims (claim_token, tenant_id, run_id, workflow_type, agent_id, session_id, attempt, claimed_at, ended_at, ended_as, cost_usd, tokens, accounted_at)
-    values (coalesce(v_before.claim_token, gen_random_uuid()), p_tenant_id, p_run_id, v_before.workflow_type, v_before.owner_agent_id, coalesce(v_before.session_id, 'unknown'),
-            v_before.dispatch_attempts, coalesce(v_before.claimed_at, now()), now(), v_before.status,
-            case when v_before.cost_estimate >= 0 and v_before.cost_estimate <> 'NaN' then v_before.cost_estimate else v_before.reserved_usd end,
-            coalesce(v_before.input_tokens + v_before.output_tokens, v_before.input_tokens, v_before.output_tokens, v_before.reserved_tokens), v_before.accounted_at)
-    on conflict (claim_token) do update set cost_usd = excluded.cost_usd, tokens = excluded.tokens, accounted_at = excluded.accounted_at;
-  end if;
+  -- What the failed try cost stays spent.
+  perform public.settle_workflow_claim(v_before, v_before.status);
   perform public.note_workflow_actor(p_actor, coalesce(p_reason, 'override_failure'));
   perform set_config('dispatcher.override_run', p_run_id::text, true);
   update public.workflow_runs
@@ -3203,19 +3250,15 @@ CREATE FUNCTION public.return_workflow_run(p_run public.workflow_runs, p_how tex
     AS $$
 begin
   perform public.end_workflow_claim(p_run, p_how);
-  if p_run.accounted_at is not null then
-    -- What this claim has cost is spent; the next one starts its own account.
-    update public.workflow_claims
-       set cost_usd = p_run.cost_estimate, tokens = coalesce(p_run.input_tokens, 0) + coalesce(p_run.output_tokens, 0), accounted_at = p_run.accounted_at
-     where claim_token = p_run.claim_token;
-  end if;
   if p_run.release_count >= 3 then
+    -- The last claim's cost stays with the run: it is its end.
     perform public.note_workflow_actor(current_setting('dispatcher.actor', true), 'released too often');
     update public.workflow_runs
        set status = 'failed', finished_at = now(), wake_id = null, last_error_at = now(),
            last_error = format('Claim lost after %s releases (%s)', p_run.release_count, p_how)
      where id = p_run.id returning * into p_run;
   else
+    perform public.settle_workflow_claim(p_run, p_how);
     update public.workflow_runs
        set status = 'queued', release_count = release_count + 1, dispatched_at = null, claimed_at = null, claimed_by = null, started_at = null,
            deadline_at = null, last_heartbeat_at = null, claim_token = null, session_id = null, wake_id = null, reserved_usd = null, reserved_tokens = null,
@@ -3386,6 +3429,25 @@ $$;
 
 COMMENT ON FUNCTION public.settle_stalled_agents(p_instance public.dispatcher_instances) IS 'Sets the pending items of stalled agents aside and notifies once per stall.';
 
+CREATE FUNCTION public.settle_workflow_claim(p_run public.workflow_runs, p_as text) RETURNS void
+    LANGUAGE sql
+    SET search_path TO ''
+    AS $$
+  -- Whoever gave a sign of life has worked: what it did not report counts as what was reserved for it, never as nothing.
+  insert into public.workflow_claims as claim (
+    claim_token, tenant_id, run_id, workflow_type, agent_id, session_id, attempt, claimed_at, ended_at, ended_as, cost_usd, tokens, accounted_at)
+  select coalesce(p_run.claim_token, gen_random_uuid()), p_run.tenant_id, p_run.id, p_run.workflow_type, p_run.owner_agent_id, coalesce(p_run.session_id, 'unknown'),
+         p_run.dispatch_attempts, coalesce(p_run.claimed_at, now()), now(), p_as,
+         case when p_run.cost_estimate >= 0 and p_run.cost_estimate <> 'NaN' then p_run.cost_estimate else p_run.reserved_usd end,
+         coalesce(case when least(p_run.input_tokens, p_run.output_tokens) >= 0 then coalesce(p_run.input_tokens, 0) + coalesce(p_run.output_tokens, 0) end,
+                  p_run.reserved_tokens),
+         coalesce(p_run.accounted_at, now())
+   where p_run.accounted_at is not null or p_run.started_at is not null
+  on conflict (claim_token) do update set cost_usd = excluded.cost_usd, tokens = excluded.tokens, accounted_at = excluded.accounted_at
+$$;
+
+COMMENT ON FUNCTION public.settle_workflow_claim(p_run public.workflow_runs, p_as text) IS 'Moves what the present claim of a run has cost from the run to the claim, where the budgets find it once the run starts a new account. A claim without a report or a heartbeat cost nothing. The caller empties the run.';
+
 CREATE FUNCTION public.show_workflow_run(p_tenant_id uuid, p_run_id uuid) RETURNS jsonb
     LANGUAGE sql STABLE
     SET search_path TO ''
@@ -3493,6 +3555,8 @@ begin
       left join public.agent_profiles as profile on profile.tenant_id = run.tenant_id
         and profile.agent_id = case run.status when 'queued' then coalesce(run.pinned_agent_id, route.agent_id) else run.owner_agent_id end
      where run.tenant_id = p_tenant_id and run.status in ('queued', 'dispatched', 'claimed', 'running')
+       -- What is kept back for later belongs to the budget of its day.
+       and (run.status <> 'queued' or run.next_attempt_at is null or run.next_attempt_at <= now())
        and public.is_in_budget_scope(p_budget ->> 'scope', p_budget ->> 'scope_id',
              case run.status when 'queued' then coalesce(run.pinned_agent_id, route.agent_id) else run.owner_agent_id end, profile.department_id, run.workflow_type)
      order by run.created_at, run.id
@@ -3511,7 +3575,7 @@ begin
 end
 $$;
 
-COMMENT ON FUNCTION public.stop_runs_of_budget(p_tenant_id uuid, p_budget jsonb) IS 'Cancels every queued, dispatched, claimed and running run in the scope of a spent hard stop, all at once; answers their ids.';
+COMMENT ON FUNCTION public.stop_runs_of_budget(p_tenant_id uuid, p_budget jsonb) IS 'Cancels every run in the scope of a spent hard stop that is queued and due, dispatched, claimed or running, all at once; answers their ids.';
 
 CREATE FUNCTION public.stop_wake_chains(p_instance public.dispatcher_instances) RETURNS integer
     LANGUAGE plpgsql
@@ -3633,6 +3697,22 @@ $$;
 
 COMMENT ON FUNCTION public.sweep_inbox(p_instance_id uuid, p_claim_limit integer, p_request uuid) IS 'One sweep of the instance''s gateway, phase by phase, each isolated: expire stale, bury spent, stop chains, settle stalled, fill the waitlist, claim up to p_claim_limit wakes, prune. One bounded call whatever the backlog.';
 
+CREATE FUNCTION public.tell_budget_event(p_tenant_id uuid, p_budget jsonb, p_kind text, p_detail jsonb) RETURNS text
+    LANGUAGE plpgsql
+    SET search_path TO ''
+    AS $$
+begin
+  perform public.record_budget_event(p_tenant_id, p_budget, p_kind, p_detail);
+  return null;
+exception when query_canceled or lock_not_available or deadlock_detected or serialization_failure then
+  raise;
+when others then
+  return format('%s (%s)', sqlerrm, sqlstate);
+end
+$$;
+
+COMMENT ON FUNCTION public.tell_budget_event(p_tenant_id uuid, p_budget jsonb, p_kind text, p_detail jsonb) IS 'Records an event of a budget; the error when it cannot be, because a budget does its work whether or not that can be written down.';
+
 CREATE FUNCTION public.tight_budgets(p_budgets jsonb, p_estimates jsonb, p_runs integer) RETURNS jsonb
     LANGUAGE sql IMMUTABLE
     SET search_path TO ''
@@ -3709,7 +3789,7 @@ CREATE FUNCTION public.waiting_workflow_groups(p_tenant_id uuid, p_estimates jso
   select coalesce(jsonb_agg(jsonb_build_object(
            'workflow_type', waiting.workflow_type, 'pinned', waiting.pinned_agent_id, 'agent_id', waiting.agent_id, 'department_id', waiting.department_id,
            'due', waiting.due, 'oldest', waiting.oldest, 'priorities', waiting.priorities, 'route_priority', waiting.priority, 'slots', waiting.slots, 'usd', waiting.usd, 'tokens', waiting.tokens,
-           'verdict', gate.verdict, 'budget_id', gate.budget_id)), '[]')
+           'verdict', gate.verdict, 'holders', gate.holders)), '[]')
     from (
       select queued.workflow_type, queued.pinned_agent_id, queued.due, queued.oldest, queued.priorities, coalesce(queued.pinned_agent_id, route.agent_id) as agent_id, profile.department_id,
              coalesce(route.priority, 0) as priority, coalesce(route.max_concurrent, 1) - coalesce(active.number, 0) as slots,
@@ -3722,7 +3802,9 @@ CREATE FUNCTION public.waiting_workflow_groups(p_tenant_id uuid, p_estimates jso
         left join public.workflow_agent_routing as route on route.tenant_id = p_tenant_id and route.workflow_type = queued.workflow_type
         left join public.agent_profiles as profile on profile.tenant_id = p_tenant_id and profile.agent_id = coalesce(queued.pinned_agent_id, route.agent_id)
         left join (select run.workflow_type, count(*) as number from public.workflow_runs as run
-                    where run.tenant_id = p_tenant_id and run.status in ('dispatched', 'claimed', 'running')
+                    where run.tenant_id = p_tenant_id
+                      -- A held run keeps its slot: it returns to it whenever it is let go.
+                      and (run.status in ('dispatched', 'claimed', 'running') or run.paused_from in ('dispatched', 'claimed', 'running'))
                     group by run.workflow_type) as active on active.workflow_type = queued.workflow_type
        where coalesce(queued.pinned_agent_id, route.agent_id) is not null and coalesce(route.max_concurrent, 1) > 0) as waiting
     cross join lateral public.budget_verdict(p_budgets, waiting.agent_id, waiting.department_id, waiting.workflow_type, waiting.usd, waiting.tokens) as gate
@@ -4074,7 +4156,8 @@ CREATE FUNCTION public.workflow_spend(p_tenant_id uuid, p_starts timestamp with 
     LANGUAGE sql STABLE
     SET search_path TO ''
     AS $$
-  -- What is unknown, negative or NaN counts as its estimate. Unreported active runs belong to every running period: they will be settled in it.
+  -- What is unknown, negative or NaN counts as its estimate. Unreported active runs belong to every running period: they will be
+  -- settled in it. A held one still is: what it reserves must be there when it goes on.
   with spent as (
     select period.starts_at, run.owner_agent_id as agent_id, run.workflow_type,
            sum(case when run.cost_estimate >= 0 and run.cost_estimate <> 'NaN' then run.cost_estimate
@@ -4098,7 +4181,8 @@ CREATE FUNCTION public.workflow_spend(p_tenant_id uuid, p_starts timestamp with 
            sum(coalesce(run.reserved_usd, (p_estimates -> run.workflow_type ->> 'usd')::numeric, (p_estimates -> '' ->> 'usd')::numeric)),
            sum(coalesce(run.reserved_tokens, (p_estimates -> run.workflow_type ->> 'tokens')::numeric, (p_estimates -> '' ->> 'tokens')::numeric))
       from unnest(p_starts) as period (starts_at)
-      join public.workflow_runs as run on run.tenant_id = p_tenant_id and run.status in ('dispatched', 'claimed', 'running') and run.accounted_at is null
+      join public.workflow_runs as run on run.tenant_id = p_tenant_id and run.accounted_at is null
+       and (run.status in ('dispatched', 'claimed', 'running') or run.paused_from in ('dispatched', 'claimed', 'running'))
      group by period.starts_at, run.owner_agent_id, run.workflow_type
   )
   select spent.starts_at,
@@ -4125,14 +4209,18 @@ CREATE FUNCTION public.workflow_stats(p_tenant_id uuid) RETURNS jsonb
     'by_type', (select coalesce(jsonb_agg(jsonb_build_object(
                   'workflow_type', types.workflow_type, 'agent_id', route.agent_id, 'priority', route.priority, 'max_concurrent', route.max_concurrent,
                   'timeout_minutes', route.timeout_minutes, 'queued', coalesce(types.queued, 0), 'active', coalesce(types.active, 0),
+                  'held_by', case when types.queued > 0 then coalesce(tick.held_by -> types.workflow_type, '[]') else '[]' end,
                   'oldest_queued_seconds', round(extract(epoch from now() - types.oldest))) order by types.workflow_type), '[]')
                   from (select coalesce(open.workflow_type, routed.workflow_type) as workflow_type, open.queued, open.active, open.oldest
                           from (select workflow_type, count(*) filter (where status = 'queued') as queued, count(*) filter (where status <> 'queued') as active,
                                        min(queued_at) filter (where status = 'queued') as oldest
-                                  from public.workflow_runs where tenant_id = p_tenant_id and status in ('queued', 'dispatched', 'claimed', 'running')
+                                  from public.workflow_runs where tenant_id = p_tenant_id
+                                   and (status in ('queued', 'dispatched', 'claimed', 'running') or paused_from in ('dispatched', 'claimed', 'running'))
                                  group by workflow_type) as open
                           full join (select workflow_type from public.workflow_agent_routing where tenant_id = p_tenant_id) as routed using (workflow_type)) as types
-                  left join public.workflow_agent_routing as route on route.tenant_id = p_tenant_id and route.workflow_type = types.workflow_type),
+                  left join public.workflow_agent_routing as route on route.tenant_id = p_tenant_id and route.workflow_type = types.workflow_type
+                  left join (select last_tick -> 'held_by' as held_by from public.dispatcher_instances
+                              where tenant_id = p_tenant_id and last_tick is not null order by last_tick ->> 'at' desc limit 1) as tick on true),
     'no_route', (select count(*) from public.workflow_runs as run where run.tenant_id = p_tenant_id and run.status = 'queued' and run.pinned_agent_id is null
                     and not exists (select from public.workflow_agent_routing as route where route.tenant_id = p_tenant_id and route.workflow_type = run.workflow_type)),
     'finished_last_24h', (select coalesce(jsonb_object_agg(recent.status, recent.number), '{}')
@@ -4145,7 +4233,7 @@ CREATE FUNCTION public.workflow_stats(p_tenant_id uuid) RETURNS jsonb
     'last_tick', (select last_tick from public.dispatcher_instances where tenant_id = p_tenant_id and last_tick is not null order by last_tick ->> 'at' desc limit 1))
 $$;
 
-COMMENT ON FUNCTION public.workflow_stats(p_tenant_id uuid) IS 'Runs by status and by type with their routes, runs without a route, the last day, notifications, and the last tick.';
+COMMENT ON FUNCTION public.workflow_stats(p_tenant_id uuid) IS 'Runs by status and by type with their routes and the budgets that held them at the last tick, runs without a route, the last day, notifications, and the last tick.';
 
 CREATE FUNCTION public.workflow_timeout_minutes(p_tenant_id uuid, p_workflow_type text) RETURNS integer
     LANGUAGE sql STABLE
@@ -4854,6 +4942,8 @@ CREATE INDEX workflow_runs_dispatched_to ON public.workflow_runs USING btree (te
 
 CREATE INDEX workflow_runs_finished ON public.workflow_runs USING btree (tenant_id, finished_at) WHERE (finished_at IS NOT NULL);
 
+CREATE INDEX workflow_runs_held_active ON public.workflow_runs USING btree (tenant_id, workflow_type) WHERE (paused_from = ANY (ARRAY['dispatched'::text, 'claimed'::text, 'running'::text]));
+
 CREATE INDEX workflow_runs_newest ON public.workflow_runs USING btree (tenant_id, created_at DESC);
 
 CREATE UNIQUE INDEX workflow_runs_once ON public.workflow_runs USING btree (tenant_id, request_key) WHERE (request_key IS NOT NULL);
@@ -4886,7 +4976,7 @@ CREATE TRIGGER workflow_runs_prepare BEFORE INSERT ON public.workflow_runs FOR E
 
 CREATE TRIGGER workflow_runs_record AFTER UPDATE ON public.workflow_runs FOR EACH ROW WHEN (((old.status IS DISTINCT FROM new.status) OR (old.dispatch_attempts IS DISTINCT FROM new.dispatch_attempts))) EXECUTE FUNCTION public.record_workflow_transition();
 
-CREATE TRIGGER workflow_runs_update_hint AFTER UPDATE OF status ON public.workflow_runs FOR EACH ROW WHEN (((old.status IS DISTINCT FROM new.status) AND ((new.status = 'queued'::text) OR (new.status = ANY (ARRAY['completed'::text, 'failed'::text, 'timed_out'::text, 'cancelled'::text, 'blocked'::text, 'waiting_for_approval'::text]))))) EXECUTE FUNCTION public.hint_workflow_update();
+CREATE TRIGGER workflow_runs_update_hint AFTER UPDATE OF status ON public.workflow_runs FOR EACH ROW WHEN (((old.status IS DISTINCT FROM new.status) AND (new.status = ANY (ARRAY['queued'::text, 'completed'::text, 'failed'::text, 'timed_out'::text, 'cancelled'::text])))) EXECUTE FUNCTION public.hint_workflow_update();
 
 ALTER TABLE ONLY public.agent_budgets
     ADD CONSTRAINT agent_budgets_agent_id_fkey FOREIGN KEY (agent_id) REFERENCES public.agents(id) ON DELETE CASCADE;
@@ -5216,6 +5306,9 @@ GRANT ALL ON FUNCTION public.budget_blocks(p_agent_id uuid, p_now timestamp with
 REVOKE ALL ON FUNCTION public.budget_frame(p_budget jsonb, p_kind text) FROM PUBLIC;
 GRANT ALL ON FUNCTION public.budget_frame(p_budget jsonb, p_kind text) TO service_role;
 
+REVOKE ALL ON FUNCTION public.budget_holds(p_budgets jsonb, p_groups jsonb) FROM PUBLIC;
+GRANT ALL ON FUNCTION public.budget_holds(p_budgets jsonb, p_groups jsonb) TO service_role;
+
 REVOKE ALL ON FUNCTION public.budget_ledger(p_tenant_id uuid, p_limit integer) FROM PUBLIC;
 GRANT ALL ON FUNCTION public.budget_ledger(p_tenant_id uuid, p_limit integer) TO service_role;
 
@@ -5225,8 +5318,8 @@ GRANT ALL ON FUNCTION public.budget_periods(p_tenant_id uuid, p_now timestamp wi
 REVOKE ALL ON FUNCTION public.budget_states(p_budgets jsonb) FROM PUBLIC;
 GRANT ALL ON FUNCTION public.budget_states(p_budgets jsonb) TO service_role;
 
-REVOKE ALL ON FUNCTION public.budget_verdict(p_budgets jsonb, p_agent_id text, p_department_id text, p_workflow_type text, p_usd numeric, p_tokens numeric, OUT verdict text, OUT budget_id uuid, OUT warned integer) FROM PUBLIC;
-GRANT ALL ON FUNCTION public.budget_verdict(p_budgets jsonb, p_agent_id text, p_department_id text, p_workflow_type text, p_usd numeric, p_tokens numeric, OUT verdict text, OUT budget_id uuid, OUT warned integer) TO service_role;
+REVOKE ALL ON FUNCTION public.budget_verdict(p_budgets jsonb, p_agent_id text, p_department_id text, p_workflow_type text, p_usd numeric, p_tokens numeric, OUT verdict text, OUT holders uuid[], OUT warned integer) FROM PUBLIC;
+GRANT ALL ON FUNCTION public.budget_verdict(p_budgets jsonb, p_agent_id text, p_department_id text, p_workflow_type text, p_usd numeric, p_tokens numeric, OUT verdict text, OUT holders uuid[], OUT warned integer) TO service_role;
 
 GRANT ALL ON TABLE public.dispatcher_instances TO service_role;
 GRANT SELECT ON TABLE public.dispatcher_instances TO authenticated;
@@ -5298,8 +5391,8 @@ GRANT ALL ON FUNCTION public.end_wake(p_wake_id uuid, p_claim_token uuid, p_endi
 REVOKE ALL ON FUNCTION public.end_workflow_claim(p_run public.workflow_runs, p_as text) FROM PUBLIC;
 GRANT ALL ON FUNCTION public.end_workflow_claim(p_run public.workflow_runs, p_as text) TO service_role;
 
-REVOKE ALL ON FUNCTION public.enforce_budgets(p_tenant_id uuid, p_budgets jsonb) FROM PUBLIC;
-GRANT ALL ON FUNCTION public.enforce_budgets(p_tenant_id uuid, p_budgets jsonb) TO service_role;
+REVOKE ALL ON FUNCTION public.enforce_budgets(p_tenant_id uuid, p_budgets jsonb, p_estimates jsonb, OUT stopped integer, OUT budgets jsonb, OUT event_error text) FROM PUBLIC;
+GRANT ALL ON FUNCTION public.enforce_budgets(p_tenant_id uuid, p_budgets jsonb, p_estimates jsonb, OUT stopped integer, OUT budgets jsonb, OUT event_error text) TO service_role;
 
 REVOKE ALL ON FUNCTION public.enqueue_workflow_run(p_tenant_id uuid, p_workflow_type text, p_input jsonb, p_priority integer, p_initiator text, p_task_id text, p_agent text, p_not_before timestamp with time zone, p_request_key text) FROM PUBLIC;
 GRANT ALL ON FUNCTION public.enqueue_workflow_run(p_tenant_id uuid, p_workflow_type text, p_input jsonb, p_priority integer, p_initiator text, p_task_id text, p_agent text, p_not_before timestamp with time zone, p_request_key text) TO service_role;
@@ -5445,8 +5538,8 @@ GRANT ALL ON FUNCTION public.monitor_workflows(p_instance_id uuid, p_settings js
 REVOKE ALL ON FUNCTION public.next_workflow_moment(p_tenant_id uuid, p_settings jsonb) FROM PUBLIC;
 GRANT ALL ON FUNCTION public.next_workflow_moment(p_tenant_id uuid, p_settings jsonb) TO service_role;
 
-REVOKE ALL ON FUNCTION public.note_held_runs(p_tenant_id uuid, p_budgets jsonb, p_budget_id uuid) FROM PUBLIC;
-GRANT ALL ON FUNCTION public.note_held_runs(p_tenant_id uuid, p_budgets jsonb, p_budget_id uuid) TO service_role;
+REVOKE ALL ON FUNCTION public.note_held_runs(p_tenant_id uuid, p_budgets jsonb, p_holders uuid[]) FROM PUBLIC;
+GRANT ALL ON FUNCTION public.note_held_runs(p_tenant_id uuid, p_budgets jsonb, p_holders uuid[]) TO service_role;
 
 REVOKE ALL ON FUNCTION public.note_inbox_update() FROM PUBLIC;
 GRANT ALL ON FUNCTION public.note_inbox_update() TO service_role;
@@ -5559,6 +5652,9 @@ GRANT ALL ON FUNCTION public.set_workflow_route(p_tenant_id uuid, p_workflow_typ
 REVOKE ALL ON FUNCTION public.settle_stalled_agents(p_instance public.dispatcher_instances) FROM PUBLIC;
 GRANT ALL ON FUNCTION public.settle_stalled_agents(p_instance public.dispatcher_instances) TO service_role;
 
+REVOKE ALL ON FUNCTION public.settle_workflow_claim(p_run public.workflow_runs, p_as text) FROM PUBLIC;
+GRANT ALL ON FUNCTION public.settle_workflow_claim(p_run public.workflow_runs, p_as text) TO service_role;
+
 REVOKE ALL ON FUNCTION public.show_workflow_run(p_tenant_id uuid, p_run_id uuid) FROM PUBLIC;
 GRANT ALL ON FUNCTION public.show_workflow_run(p_tenant_id uuid, p_run_id uuid) TO service_role;
 
@@ -5585,6 +5681,9 @@ GRANT ALL ON FUNCTION public.stop_workflow_run(p_run public.workflow_runs, p_err
 
 REVOKE ALL ON FUNCTION public.sweep_inbox(p_instance_id uuid, p_claim_limit integer, p_request uuid) FROM PUBLIC;
 GRANT ALL ON FUNCTION public.sweep_inbox(p_instance_id uuid, p_claim_limit integer, p_request uuid) TO service_role;
+
+REVOKE ALL ON FUNCTION public.tell_budget_event(p_tenant_id uuid, p_budget jsonb, p_kind text, p_detail jsonb) FROM PUBLIC;
+GRANT ALL ON FUNCTION public.tell_budget_event(p_tenant_id uuid, p_budget jsonb, p_kind text, p_detail jsonb) TO service_role;
 
 REVOKE ALL ON FUNCTION public.tight_budgets(p_budgets jsonb, p_estimates jsonb, p_runs integer) FROM PUBLIC;
 GRANT ALL ON FUNCTION public.tight_budgets(p_budgets jsonb, p_estimates jsonb, p_runs integer) TO service_role;

@@ -31,7 +31,10 @@ class RowError:
 
 @dataclass(frozen=True, slots=True)
 class TickAnswer:
-    """Answer of `dispatch_workflows`. `next_in`: seconds until something is due by itself, None when nothing is."""
+    """Answer of `dispatch_workflows`. `next_in`: seconds until something is due by itself, None when nothing is.
+
+    `budgets_open`: whether the `budget_error` had runs dispatched without their budgets.
+    """
 
     busy: bool
     counts: Mapping[str, int]
@@ -40,6 +43,7 @@ class TickAnswer:
     warned: int
     errors: tuple[RowError, ...]
     budget_error: str | None
+    budgets_open: bool
     again: bool
     next_in: float | None
     stops: tuple[StopOrder, ...]
@@ -65,6 +69,7 @@ class TickAnswer:
             warned=enforcement.get("warned", 0),
             errors=tuple(_row_error(error) for error in answer.get("errors", ())),
             budget_error=answer.get("budget_error"),
+            budgets_open=answer.get("budgets_open", False),
             again=answer.get("again", False),
             next_in=None if answer.get("next_in") is None else float(answer["next_in"]),
             stops=stop_orders(answer),

@@ -17,6 +17,8 @@ from dispatcher.workflows.store import WorkflowStore
 log = get_logger(__name__)
 
 BUDGET_CAUSE: Final = "budgets"
+_OPEN: Final = (events.BUDGETS_FAILED_OPEN, "Budgets cannot be evaluated, runs are dispatched without them")
+_UNENFORCED: Final = (events.BUDGETS_UNENFORCED, "Budgets hold runs back, but what else they do fails")
 # Ticks in one beat while each says there is more to do; what is left then waits for the next beat.
 MAX_ROUNDS: Final = 50
 # How soon to look again when another daemon's pass was under way: it may have begun before what we were hinted of.
@@ -102,20 +104,21 @@ class Ticker:
         self._stopper.stop(answer.stops)
         if answer.busy:
             return
-        self._tell_of_budgets(answer.budget_error)
+        self._tell_of_budgets(answer.budget_error, answer.budgets_open)
         self._tell_of_errors(answer.errors)
         self._tell(answer, seconds)
         if answer.notifies:
             self._on_dispatched()
 
-    def _tell_of_budgets(self, error: str | None) -> None:
+    def _tell_of_budgets(self, error: str | None, is_open: bool) -> None:
         if error is None:
             if self._health.clear_cause(BUDGET_CAUSE):
                 log.info(events.BUDGETS_BACK, msg="Budgets are evaluated again")
             return
-        text = f"Budgets cannot be evaluated, runs are dispatched without them: {error}"
+        event, what = _OPEN if is_open else _UNENFORCED
+        text = f"{what}: {error}"
         if self._health.add_cause(BUDGET_CAUSE, text):
-            log.error(events.BUDGETS_FAILED_OPEN, msg=text, error=error)
+            log.error(event, msg=text, error=error)
 
     def _tell_of_errors(self, errors: Iterable[RowError]) -> None:
         """Each once, for as long as it lasts."""

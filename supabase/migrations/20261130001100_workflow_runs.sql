@@ -523,7 +523,8 @@ declare
   v_code constant text := public.workflow_claim_state(v_run, p_session, p_claim_token);
 begin
   if v_code = 'finished' and v_run.status = p_status then
-    return public.workflow_answer('already', public.book_workflow_usage(v_run, p_usage));
+    -- A repeat says the same once more: only a cost that was not known yet is news.
+    return public.workflow_answer('already', case when v_run.cost_estimate is null then public.book_workflow_usage(v_run, p_usage) else v_run end);
   end if;
   if v_code <> 'ok' then
     return public.refuse_workflow_caller(v_code, v_run, p_tenant_id, p_run_id, p_session, p_claim_token, p_usage);

@@ -374,7 +374,24 @@ end
 $$;
 comment on function public.stop_runs_of_budget(uuid, jsonb) is 'Cancels every run in the scope of a spent hard stop that is queued and due, dispatched, claimed or running, all at once; answers their ids.';
 
-create or replace function public.enforce_budgets(p_tenant_id uuid, p_budgets jsonb, p_estimates jsonb, out stopped integer, out budgets jsonb)
+create or replace function public.tell_budget_event(p_tenant_id uuid, p_budget jsonb, p_kind text, p_detail jsonb) returns text
+language plpgsql volatile set search_path = ''
+as $$
+begin
+  perform public.record_budget_event(p_tenant_id, p_budget, p_kind, p_detail);
+  return null;
+exception when query_canceled or lock_not_available or deadlock_detected or serialization_failure then
+  raise;
+when others then
+  return format('%s (%s)', sqlerrm, sqlstate);
+end
+$$;
+comment on function public.tell_budget_event(uuid, jsonb, text, jsonb) is
+  'Records an event of a budget; the error when it cannot be, because a budget does its work whether or not that can be written down.';
+
+create or replace function public.enforce_budgets(
+  p_tenant_id uuid, p_budgets jsonb, p_estimates jsonb, out stopped integer, out budgets jsonb, out event_error text
+)
 language plpgsql volatile set search_path = ''
 as $$
 declare
@@ -383,7 +400,13 @@ declare
 begin
   stopped := 0;
   budgets := p_budgets;
-  perform public.record_budget_recoveries(p_tenant_id, p_budgets);
+  begin
+    perform public.record_budget_recoveries(p_tenant_id, p_budgets);
+  exception when query_canceled or lock_not_available or deadlock_detected or serialization_failure then
+    raise;
+  when others then
+    event_error := format('%s (%s)', sqlerrm, sqlstate);
+  end;
   for v_budget in
     select b.value
       from public.budget_states(p_budgets) as state
@@ -392,7 +415,8 @@ begin
      order by state.id
   loop
     v_ids := public.stop_runs_of_budget(p_tenant_id, v_budget.value);
-    perform public.record_budget_event(p_tenant_id, v_budget.value, 'hard_stopped', jsonb_build_object('cancelled_run_ids', to_jsonb(v_ids)));
+    event_error := coalesce(public.tell_budget_event(p_tenant_id, v_budget.value, 'hard_stopped', jsonb_build_object('cancelled_run_ids', to_jsonb(v_ids))),
+                            event_error);
     stopped := stopped + cardinality(v_ids);
   end loop;
   if stopped > 0 then
@@ -406,7 +430,8 @@ begin
      where state.error is null and state.action <> 'hard_stop' and state.settled + state.reserved >= state.cap
      order by state.id
   loop
-    perform public.record_budget_event(p_tenant_id, v_budget.value, case v_budget.action when 'warn' then 'warned' else 'paused' end, '{}');
+    event_error := coalesce(public.tell_budget_event(p_tenant_id, v_budget.value, case v_budget.action when 'warn' then 'warned' else 'paused' end, '{}'),
+                            event_error);
   end loop;
 end
 $$;

@@ -391,6 +391,8 @@ declare
   v_budgets jsonb := '[]';
   v_all_budgets jsonb := '[]';
   v_budget_error text;
+  v_broken text;
+  v_open boolean := false;
   v_phase text;
   v_part jsonb;
   v_errors jsonb := '[]';
@@ -417,7 +419,8 @@ begin
           if v_budgets <> '[]' then
             v_all_budgets := v_budgets;
             v_budgets := public.tight_budgets(v_budgets, v_estimates, (v_settings ->> 'workflow_batch_size')::integer + 500);
-            select enforced.stopped, enforced.budgets into v_stopped, v_all_budgets from public.enforce_budgets(v_tenant, v_all_budgets, v_estimates) as enforced;
+            select enforced.stopped, enforced.budgets, enforced.event_error into v_stopped, v_all_budgets, v_budget_error
+              from public.enforce_budgets(v_tenant, v_all_budgets, v_estimates) as enforced;
             if v_stopped > 0 then
               v_budgets := public.tight_budgets(v_all_budgets, v_estimates, (v_settings ->> 'workflow_batch_size')::integer + 500);
             end if;
@@ -437,8 +440,9 @@ begin
       v_part := '{}';
       v_errors := v_errors || jsonb_build_object('phase', v_phase, 'error', sqlerrm, 'error_code', sqlstate);
       if v_phase in ('budgets', 'enforcement') then
-        -- Fails open, loudly: runs go out as if there were no budgets.
         v_budget_error := coalesce(v_budget_error, format('%s (%s)', sqlerrm, sqlstate));
+        -- What cannot be evaluated fails open, loudly: runs go out as if there were no budgets.
+        v_open := v_open or v_phase = 'budgets';
       end if;
     end;
     v_budgets := coalesce(v_part -> 'budgets', v_budgets);
@@ -451,8 +455,10 @@ begin
       v_sum := v_sum || jsonb_build_object(v_field, (v_sum ->> v_field)::integer + coalesce((v_part ->> v_field)::integer, 0));
     end loop;
   end loop;
-  v_budget_error := coalesce(v_budget_error, (select left(string_agg(format('%s: %s', state.name, state.error), '; '), 500) from public.budget_states(v_all_budgets) as state
-                                               where state.error is not null));
+  select left(string_agg(format('%s: %s', state.name, state.error), '; '), 500) into v_broken from public.budget_states(v_all_budgets) as state
+   where state.error is not null;
+  v_budget_error := coalesce(v_broken, v_budget_error);
+  v_open := v_open or v_broken is not null;
   perform public.send_gateway_hint(other.gateway_id, 'run', '{}')
      from (select note.gateway_id from public.workflow_notifications as note where note.tenant_id = v_tenant and note.state = 'pending' and note.created_at = now()
            union select wake.gateway_id from public.agent_wakes as wake
@@ -464,13 +470,13 @@ begin
                                                  'budget_error', v_budget_error, 'held_by', v_held_by)
    where id = p_instance_id;
   return v_sum || jsonb_build_object(
-    'busy', false, 'errors', v_errors, 'budget_error', v_budget_error, 'unrouted', v_unrouted, 'stop_wakes', public.wakes_to_stop(p_instance_id),
+    'busy', false, 'errors', v_errors, 'budget_error', v_budget_error, 'budgets_open', v_open, 'unrouted', v_unrouted, 'stop_wakes', public.wakes_to_stop(p_instance_id),
     'again', v_full or (v_sum ->> 'released')::integer > 0 or ((v_sum ->> 'failed')::integer + (v_sum ->> 'timed_out')::integer + v_stopped > 0),
     'next_in', public.next_workflow_moment(v_tenant, v_settings), 'ms', round(extract(epoch from clock_timestamp() - v_started) * 1000));
 end
 $$;
 comment on function public.dispatch_workflows(uuid, jsonb) is
-  'One tick for the tenant of an instance, phase by phase, each isolated: budgets, dispatch, retries, time-outs, stale claims, blockers. Answers {dispatched, retried, released, failed, timed_out, budget_enforcement, errors, budget_error, again, next_in, stop_wakes}; {busy: true} when another pass is under way.';
+  'One tick for the tenant of an instance, phase by phase, each isolated: budgets, dispatch, retries, time-outs, stale claims, blockers. Answers {dispatched, retried, released, failed, timed_out, budget_enforcement, errors, budget_error, budgets_open (runs went out without them), again, next_in, stop_wakes}; {busy: true} when another pass is under way.';
 
 create or replace function public.workflow_stats(p_tenant_id uuid) returns jsonb
 language sql stable set search_path = ''

@@ -16,7 +16,7 @@ begin
                        'list_workflow_runs', 'show_workflow_run', 'set_workflow_route', 'remove_workflow_route', 'seed_workflow_routes',
                        'workflow_period', 'workflow_estimates', 'workflow_estimate', 'workflow_spend', 'budget_periods', 'evaluate_budgets', 'tight_budgets', 'budget_states',
                        'is_in_budget_scope', 'budget_verdict', 'reserve_in_budgets', 'budget_frame', 'broadcast_budget_event', 'record_budget_event',
-                       'record_budget_recoveries', 'stop_runs_of_budget', 'enforce_budgets', 'set_budget', 'deactivate_budget', 'list_budgets',
+                       'record_budget_recoveries', 'stop_runs_of_budget', 'tell_budget_event', 'enforce_budgets', 'set_budget', 'deactivate_budget', 'list_budgets',
                        'budget_ledger', 'workflow_settings', 'workflow_age_points', 'gateway_of_workflow_agent', 'dispatch_workflow_run',
                        'waiting_workflow_groups', 'note_held_runs', 'budget_holds', 'dispatch_queued_runs', 'retry_stale_dispatches', 'time_out_runs',
                        'release_stale_claims', 'mark_unrouted_runs', 'prune_workflow_rows', 'wakes_to_stop', 'next_workflow_moment',

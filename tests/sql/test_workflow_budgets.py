@@ -641,6 +641,19 @@ def test_without_its_event_table_a_budget_still_holds(database: Database) -> Non
     tick = runs.tick()
     assert (runs.status(hit), runs.status(free)) == ("queued", "dispatched")
     assert "budget_events" in tick["budget_error"]
+    assert tick["budgets_open"] is False
+
+
+def test_without_its_event_table_a_hard_stop_still_stops(database: Database) -> None:
+    runs = Workflows(database)
+    runs.route(max_concurrent=3)
+    running, queued = runs.run(status="running", owner_agent_id="coder"), runs.run()
+    runs.budget(0, "hard_stop", scope="agent", scope_id="coder")
+    database.execute("drop table public.budget_events")
+    tick = runs.tick()
+    assert (runs.status(running), runs.status(queued)) == ("cancelled", "cancelled")
+    assert tick["budget_enforcement"]["stopped"] == 2
+    assert (tick["budgets_open"], "budget_events" in tick["budget_error"]) == (False, True)
 
 
 def test_a_frame_that_cannot_be_sent_breaks_nothing(runs: Workflows) -> None:

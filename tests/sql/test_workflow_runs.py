@@ -213,6 +213,16 @@ def test_repeats_are_answered_as_such_and_strangers_refused(runs: Workflows) -> 
     assert {call(nobody)["code"] for call in (runs.claim, runs.heartbeat, runs.complete, runs.release)} == {"not_found"}
 
 
+def test_a_repeated_complete_changes_no_cost_and_adds_one_that_was_unknown(runs: Workflows) -> None:
+    run = held(runs)
+    runs.complete(run, p_usage={"input_tokens": 5})
+    assert runs.complete(run, p_usage={"cost_usd": 0.12})["code"] == "already"
+    first = runs.row(run)
+    assert runs.complete(run, p_usage={"cost_usd": 5, "input_tokens": 9})["code"] == "already"
+    assert runs.row(run) == first
+    assert (float(first["cost_estimate"]), first["input_tokens"]) == (0.12, 5)
+
+
 def test_a_token_fences_an_earlier_claim_of_the_same_session(runs: Workflows) -> None:
     run = dispatched(runs)
     old = runs.claim(run)["claim_token"]

@@ -292,9 +292,8 @@ def test_after_failures_it_comes_back_sooner_than_the_poll_and_later_each_time(l
 
 
 def test_budgets_that_fail_open_degrade_health_and_are_told_once(log: Log) -> None:
-    script = Script(
-        answer(budget_error="no table", errors=[{"phase": "budgets", "error": "no table", "error_code": "42P01"}])
-    )
+    broken = {"phase": "budgets", "error": "no table", "error_code": "42P01"}
+    script = Script(answer(budget_error="no table", budgets_open=True, errors=[broken]))
     made, health, _ = ticker(script)
     for _ in range(3):
         made.beat()
@@ -305,6 +304,15 @@ def test_budgets_that_fail_open_degrade_health_and_are_told_once(log: Log) -> No
     made.beat()
     assert health.snapshot()["status"] == "ok"
     assert len(log.of(events.BUDGETS_BACK)) == 1
+
+
+def test_budgets_that_hold_and_cannot_be_written_down_are_not_said_to_be_open(log: Log) -> None:
+    made, health, _ = ticker(Script(answer(budget_error="no events", budgets_open=False)))
+    made.beat()
+    [line] = log.of(events.BUDGETS_UNENFORCED)
+    assert "hold runs back" in line["msg"]
+    assert health.snapshot()["status"] == "degraded"
+    assert log.of(events.BUDGETS_FAILED_OPEN) == []
 
 
 def test_ff62_a_bad_run_is_named_once_for_as_long_as_it_is_bad(log: Log) -> None:

@@ -53,6 +53,9 @@ REFUSALS: Mapping[str, str] = {
     "not_found": "there is no such run.",
     "bad_session": "--session must be 1 to 500 characters.",
 }
+NOTHING_WAITS = "No run waits to be claimed."
+# What the database keeps: numeric(12, 6) of a cost, and tokens below 10^15. More than that it would leave out unsaid.
+MOST_USD, MOST_TOKENS = 1_000_000, 10**15 - 1
 USAGE_FIELDS = ("cost_usd", "input_tokens", "output_tokens", "cached_tokens", "model")
 
 
@@ -307,21 +310,45 @@ def stats_text(answer: Document) -> str:
 
 
 def json_value(text: str) -> Any:
-    """An argparse type: a JSON value."""
+    """An argparse type: a JSON value that reaches the database as it is."""
     try:
-        return json.loads(text)
+        value = json.loads(text, parse_constant=json_number, parse_float=json_number)
+        nul = holds_nul(value)
     except ValueError:
         raise argparse.ArgumentTypeError("not JSON") from None
+    except RecursionError:
+        raise argparse.ArgumentTypeError("nested too deeply") from None
+    if nul:
+        raise argparse.ArgumentTypeError("holds the character \\u0000, which no database keeps")
+    return value
 
 
-def amount(text: str) -> float:
-    """An argparse type: a number of at least zero."""
+def json_number(text: str) -> float:
+    """A number of a JSON text; NaN and Infinity are none, and would be kept as null."""
+    number = float(text)
+    if not math.isfinite(number):
+        raise argparse.ArgumentTypeError(f"{text} is no number JSON knows, or too large")
+    return number
+
+
+def holds_nul(value: Any) -> bool:
+    """Whether a text anywhere in a JSON value holds NUL."""
+    if isinstance(value, str):
+        return "\x00" in value
+    if isinstance(value, dict):
+        return any(holds_nul(part) for part in (*value.keys(), *value.values()))
+    return isinstance(value, list) and any(map(holds_nul, value))
+
+
+def cost(text: str) -> float:
+    """An argparse type: what the database can keep as a cost."""
     try:
         number = float(text)
     except ValueError:
         raise argparse.ArgumentTypeError(f"not a number: {text!r}") from None
-    if not math.isfinite(number) or number < 0:
-        raise argparse.ArgumentTypeError(f"must be 0 or more: {text!r}")
+    # Rounded as the database rounds it, so that 999999.9999999 is too much here and not an error there.
+    if not math.isfinite(number) or number < 0 or round(number, 6) >= MOST_USD:
+        raise argparse.ArgumentTypeError(f"must be 0 or more and below {MOST_USD}: {text!r}")
     return number
 
 
@@ -341,9 +368,11 @@ def parser() -> argparse.ArgumentParser:
     run.add_argument("run_id", type=hq_command.item_id, help="id of the run")
     run.add_argument("--session", required=True, type=session_name, help="the session that works on it")
     usage = argparse.ArgumentParser(add_help=False, parents=[run])
-    usage.add_argument("--cost-usd", type=amount, help="what it has cost so far, in all")
+    usage.add_argument("--cost-usd", type=cost, help="what it has cost so far, in all")
     for kind in ("input", "output", "cached"):
-        usage.add_argument(f"--{kind}-tokens", type=hq_command.whole_number(0, 10**15), help="tokens so far, in all")
+        usage.add_argument(
+            f"--{kind}-tokens", type=hq_command.whole_number(0, MOST_TOKENS), help="tokens so far, in all"
+        )
     usage.add_argument("--model", help="the model that was used")
 
     main_parser = argparse.ArgumentParser(description="What an agent does with workflow runs.")

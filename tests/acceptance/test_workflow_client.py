@@ -146,14 +146,26 @@ def test_text_for_people(runs: Workflows, agent: Agent) -> None:
         ("complete", str(uuid.uuid4()), "--session", "s", "--output", "{"),
         ("complete", str(uuid.uuid4()), "--session", "s", "--cost-usd", "-1"),
         ("complete", str(uuid.uuid4()), "--session", "s", "--cost-usd", "nan"),
+        ("complete", str(uuid.uuid4()), "--session", "s", "--cost-usd", "1e40"),
+        ("complete", str(uuid.uuid4()), "--session", "s", "--cost-usd", "1000000"),
+        ("complete", str(uuid.uuid4()), "--session", "s", "--cost-usd", "999999.9999999"),
+        ("complete", str(uuid.uuid4()), "--session", "s", "--input-tokens", str(10**15)),
+        ("complete", str(uuid.uuid4()), "--session", "s", "--output", "NaN"),
+        ("complete", str(uuid.uuid4()), "--session", "s", "--output", '{"a": [-Infinity]}'),
+        ("complete", str(uuid.uuid4()), "--session", "s", "--output", "1e999"),
+        ("complete", str(uuid.uuid4()), "--session", "s", "--output", '["\\u0000"]'),
+        ("complete", str(uuid.uuid4()), "--session", "s", "--output", '{"\\u0000": 1}'),
+        ("complete", str(uuid.uuid4()), "--session", "s", "--output", "[" * 100_000),
         ("fail", str(uuid.uuid4()), "--session", "s"),
         ("poll", "--limit", "0"),
     ],
 )
 def test_wrong_usage_is_2_on_stderr(tmp_path: Path, arguments: tuple[str, ...]) -> None:
-    done = Agent(tmp_path).run(*arguments)
+    # With settings, so that nothing but the arguments is wrong.
+    settings = {"SUPABASE_URL": "http://127.0.0.1:1", "SUPABASE_SERVICE_ROLE_KEY": KEY, "HQ_CALL_TIMEOUT": "0.1"}
+    done = Agent(tmp_path, **settings).run(*arguments)
     assert (done.returncode, done.stdout) == (2, "")
-    assert done.stderr
+    assert done.stderr.startswith("usage: ")
 
 
 def test_missing_settings_are_2_and_a_dead_service_1(tmp_path: Path) -> None:

@@ -9,9 +9,9 @@
     agent_workflow_client.py release RUN --session S
     agent_workflow_client.py stats
 
-Text for people, one JSON document with --json. Exit 0 done (or done before) · 1 the service failed · 2 wrong usage
-or missing settings (on stderr) · 3 not yours: claimed by another, or the claim is lost: stop working on it · 4 no
-such run.
+Text for people, one JSON document with --json. Exit 0 done (or done before) · 1 the service failed · 2 wrong usage,
+missing settings or a refused key (on stderr) · 3 not yours: for another agent, claimed by another, or the claim is
+lost: stop working on it · 4 no such run.
 
 Settings as for the other commands here; with DASHBOARD_API_BASE set the HTTP API under it is asked instead of
 PostgREST (with DASHBOARD_API_TOKEN, else SUPABASE_SERVICE_ROLE_KEY). Standard library only, Python 3.9+.
@@ -37,7 +37,7 @@ from urllib.parse import quote, urlencode, urlsplit
 
 import hq_client
 import hq_command
-from hq_client import HqClient, ServiceError
+from hq_client import HqClient, KeyRefusedError, ServiceError
 from hq_command import FAILED, OK, USAGE
 from hq_lease_book import LeaseBook
 from hq_settings import Settings, UsageError, find_workspace, is_uuid, load_settings
@@ -152,6 +152,9 @@ class HttpService:
             return {**document, "applied": False, "code": "not_found"}
         if status == http.client.CONFLICT:
             return {**document, "applied": False, "code": document.get("code") or "not_yours"}
+        if status == http.client.UNAUTHORIZED:
+            said = document.get("message") or document.get("error") or "HTTP 401"
+            raise KeyRefusedError(f"the API refused the token: {said}".replace(self._settings.key, "***"))
         said = document.get("message") or document.get("error") or "the API refused the call"
         retryable = status in hq_client.RETRYABLE_STATUS
         raise ServiceError(f"{said} (HTTP {status})".replace(self._settings.key, "***"), retryable=retryable)
@@ -407,7 +410,7 @@ def main() -> int:
     try:
         client = Client(load_settings(environment()), arguments)
         return int(getattr(client, arguments.command)())
-    except UsageError as fault:
+    except (UsageError, KeyRefusedError) as fault:
         return hq_command.complain(str(fault), USAGE)
     except ServiceError as fault:
         return service_failed(fault, arguments.json)

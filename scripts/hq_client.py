@@ -39,6 +39,10 @@ class ServiceError(Exception):
         self.retryable = retryable
 
 
+class KeyRefusedError(ServiceError):
+    """HQ does not take the key of the settings."""
+
+
 class HqClient:
     """One agent's line to HQ. `call` returns the function's JSON object or raises `ServiceError`."""
 
@@ -94,7 +98,8 @@ class HqClient:
         if code == "PGRST202":
             message = f"the database does not know {function}: apply the dispatcher's migrations ({message})"
         if status in (401, 403):
-            message = f"the key was refused: {message}"
+            text = self._masked(f"the key was refused: {message} (HTTP {status})")
+            return KeyRefusedError(text, code or f"http_{status}", retryable=retryable)
         return ServiceError(self._masked(f"{message} (HTTP {status})"), code or f"http_{status}", retryable=retryable)
 
     def _masked(self, text: str) -> str:

@@ -176,6 +176,14 @@ def test_missing_settings_are_2_and_a_dead_service_1(tmp_path: Path) -> None:
     assert KEY not in str(dead.run("stats"))
 
 
+@pytest.mark.parametrize("key", ["no-key", "a.b.c"])
+def test_a_key_that_is_refused_is_a_matter_of_settings(agent: Agent, key: str) -> None:
+    done = agent.run("poll", "--json", SUPABASE_SERVICE_ROLE_KEY=key)
+    assert (done.returncode, done.stdout) == (2, "")
+    assert done.stderr.startswith("the key was refused: ")
+    assert key not in done.stderr
+
+
 # ------------------------------------------------------------------------------------------- the HTTP API
 
 
@@ -244,7 +252,8 @@ def test_the_http_api_takes_the_place_of_postgrest(http_api: FakeApi, tmp_path: 
     agent("claim", run, "--session", "s")
     agent("complete", run, "--session", "s", "--cost-usd", "0.5", code=3)
     assert agent("heartbeat", run, "--session", "s", code=4)["code"] == "not_found"
-    assert "who are you" in agent("release", run, "--session", "s", code=1)["error"]
+    refused = agent.run("release", run, "--session", "s")
+    assert (refused.returncode, refused.stderr) == (2, "the API refused the token: who are you\n")
     asked = [(method, path, body) for method, path, body, _ in http_api.asked]
     assert asked[0] == ("GET", "/workflow-runs/pending?limit=5&agent=ada", None)
     assert asked[1] == ("POST", f"/workflow-runs/{run}/claim", {"session": "s"})

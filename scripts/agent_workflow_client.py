@@ -1,8 +1,8 @@
 #!/usr/bin/env python3
 """What an agent does with workflow runs: poll, claim, heartbeat, complete, fail, release; and stats.
 
-    agent_workflow_client.py poll [--limit 3] [--agent A]
-    agent_workflow_client.py claim RUN --session S
+    agent_workflow_client.py poll [--limit 3] [--agent A | --all]
+    agent_workflow_client.py claim RUN --session S [--agent A]
     agent_workflow_client.py heartbeat RUN --session S       (every 5 minutes; the first one starts the run)
     agent_workflow_client.py complete RUN --session S [--output JSON] [--cost-usd N --input-tokens N --output-tokens N]
     agent_workflow_client.py fail RUN --session S --error TEXT
@@ -13,8 +13,10 @@ Text for people, one JSON document with --json. Exit 0 done (or done before) · 
 missing settings or a refused key (on stderr) · 3 not yours: for another agent, claimed by another, or the claim is
 lost: stop working on it · 4 no such run.
 
-Settings as for the other commands here; with DASHBOARD_API_BASE set the HTTP API under it is asked instead of
-PostgREST (with DASHBOARD_API_TOKEN, else SUPABASE_SERVICE_ROLE_KEY). Standard library only, Python 3.9+.
+Settings as for the other commands here, and like them poll and claim speak for the agent of the workspace they lie in
+(AGENT_SLUG and --agent come first); outside of one they speak for any. With DASHBOARD_API_BASE set the HTTP API under
+it is asked instead of PostgREST (with DASHBOARD_API_TOKEN, else SUPABASE_SERVICE_ROLE_KEY). Standard library only,
+Python 3.9+.
 """
 
 from __future__ import annotations
@@ -40,7 +42,7 @@ import hq_command
 from hq_client import HqClient, KeyRefusedError, ServiceError
 from hq_command import FAILED, OK, USAGE
 from hq_lease_book import LeaseBook
-from hq_settings import Settings, UsageError, find_workspace, is_uuid, load_settings
+from hq_settings import Settings, UsageError, is_uuid, load_settings, own_workspace
 
 NOT_YOURS, NO_SUCH_RUN = 3, 4
 Document = dict[str, Any]
@@ -174,8 +176,11 @@ class Client:
         self._book = LeaseBook(settings.state_folders, f"runs-{self._agent or 'any'}")
 
     def poll(self) -> int:
-        answer = self._service.poll(self._agent, self._arguments.limit)
-        return self._say(answer, poll_text(answer))
+        if self._arguments.all and self._arguments.agent:
+            raise UsageError("--all shows the runs of every agent: leave --agent out")
+        agent = None if self._arguments.all else self._agent
+        answer = self._service.poll(agent, self._arguments.limit)
+        return self._say(answer, poll_text(answer, agent))
 
     def stats(self) -> int:
         answer = self._service.stats()
@@ -188,7 +193,7 @@ class Client:
             # Best effort: without the note the session alone is the fence.
             with contextlib.suppress(OSError):
                 self._book.remember({self._claim_key: str(answer["claim_token"])})
-        return self._end(answer, claim_text)
+        return self._end(answer, claim_text, self._of_another_agent(answer))
 
     def heartbeat(self) -> int:
         return self._act("heartbeat", heartbeat_text, usage=usage_of(self._arguments))
@@ -203,6 +208,13 @@ class Client:
     def release(self) -> int:
         return self._act("release", end_text)
 
+    def _of_another_agent(self, answer: Document) -> str | None:
+        """Why a claim was refused, where the run is for another agent than we are."""
+        owner = (answer.get("run") or {}).get("owner_agent_id")
+        if answer.get("code") != "not_yours" or not self._agent or not owner or owner == self._agent:
+            return None
+        return f"this run is for the agent {owner}, and you are {self._agent}. Leave it."
+
     @property
     def _claim_key(self) -> str:
         return f"{self._arguments.run_id}:{self._arguments.session}"
@@ -212,12 +224,12 @@ class Client:
         facts["claim_token"] = self._book.token(self._claim_key)
         return self._end(self._service.act(verb, self._arguments.run_id, facts), text)
 
-    def _end(self, answer: Document, text: Callable[[Document], str]) -> int:
+    def _end(self, answer: Document, text: Callable[[Document], str], refusal: str | None = None) -> int:
         shown = {name: value for name, value in answer.items() if name != "claim_token"}
         if answer.get("applied"):
             return self._say({**shown, "repeated": answer.get("code") == "already"}, text(answer))
         code = str(answer.get("code") or "not_yours")
-        words = REFUSALS.get(code, f"refused: {code}")
+        words = refusal or REFUSALS.get(code, f"refused: {code}")
         self._say({**shown, "error": words}, f"{words} (run {self._arguments.run_id}, {state_of(answer)})")
         return {"not_found": NO_SUCH_RUN, "bad_session": USAGE}.get(code, NOT_YOURS)
 
@@ -230,10 +242,9 @@ class Client:
 
 
 def known_agent(settings: Settings) -> str | None:
-    """Who we are, where something says so: AGENT_SLUG, or a workspace with an agent.json. Never a guess."""
-    if os.environ.get("AGENT_SLUG", "").strip():
-        return settings.agent
-    return settings.agent if (find_workspace() / "agent.json").is_file() else None
+    """Who we are, where something says so: AGENT_SLUG, or the workspace we lie in. The working folder says nothing."""
+    told = os.environ.get("AGENT_SLUG", "").strip() or own_workspace() is not None
+    return settings.agent if told else None
 
 
 def wake_id() -> str | None:
@@ -267,13 +278,15 @@ def state_of(answer: Document) -> str:
     return str(answer.get("status") or "unknown")
 
 
-def poll_text(answer: Document) -> str:
+def poll_text(answer: Document, agent: str | None) -> str:
     """One line per run."""
     lines = [
         f"{run['id']}  {run['workflow_type']}  for {run['owner_agent_id']}, attempt {run['dispatch_attempts']}"
         for run in answer["runs"]
     ]
-    return "\n".join(lines) or "No run waits to be claimed."
+    # The slug may be that of a folder with another name than the agent: then this is where it shows.
+    nothing = f"No run waits to be claimed by {agent}; --all shows those of every agent." if agent else NOTHING_WAITS
+    return "\n".join(lines) or nothing
 
 
 def claim_text(answer: Document) -> str:
@@ -366,7 +379,7 @@ def parser() -> argparse.ArgumentParser:
     """All commands and options."""
     shared = argparse.ArgumentParser(add_help=False)
     shared.add_argument("--json", action="store_true", help="one JSON document instead of text")
-    shared.add_argument("--agent", help="the agent's slug; default: AGENT_SLUG, or the workspace's agent.json")
+    shared.add_argument("--agent", help="the agent's slug; default: AGENT_SLUG, else that of the workspace")
     run = argparse.ArgumentParser(add_help=False, parents=[shared])
     run.add_argument("run_id", type=hq_command.item_id, help="id of the run")
     run.add_argument("--session", required=True, type=session_name, help="the session that works on it")
@@ -382,6 +395,7 @@ def parser() -> argparse.ArgumentParser:
     commands = main_parser.add_subparsers(dest="command", required=True, metavar="COMMAND")
     poll = commands.add_parser("poll", parents=[shared], help="runs that wait to be claimed")
     poll.add_argument("--limit", type=hq_command.whole_number(1, 100), default=3)
+    poll.add_argument("--all", action="store_true", help="those of every agent, whoever you are")
     commands.add_parser("claim", parents=[run], help="take a run")
     commands.add_parser("heartbeat", parents=[usage], help="say that it is being worked on; every 5 minutes")
     complete = commands.add_parser("complete", parents=[usage], help="it is done")

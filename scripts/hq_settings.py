@@ -93,19 +93,22 @@ def is_seconds(text: str, lowest: float, highest: float) -> bool:
 
 
 def find_workspace() -> Path:
+    """The agent's folder, see `own_workspace`; where nothing tells one, the working folder."""
+    return own_workspace() or Path.cwd()
+
+
+def own_workspace() -> Path | None:
     """The agent's folder: the nearest one with agent.json above this script, then above the working folder.
 
-    Without an agent.json it is what holds `skills/hq/scripts`, else the working folder. Links are not
-    followed: a skill shared by link belongs to the workspace it is reached through.
+    Without an agent.json it is what holds `skills/hq/scripts`, else None. Links are not followed: a skill
+    shared by link belongs to the workspace it is reached through.
     """
     scripts = Path(os.path.abspath(sys.argv[0])).parent  # noqa: PTH100 - Path.resolve() would follow links
-    here = Path.cwd()
-    for start in (scripts, here):
+    for start in (scripts, Path.cwd()):
         for folder in (start, *start.parents):
             if (folder / "agent.json").is_file():
                 return folder
-    in_place = scripts.parts[-3:] == ("skills", "hq", "scripts")
-    return scripts.parents[2] if in_place else here
+    return scripts.parents[2] if scripts.parts[-3:] == ("skills", "hq", "scripts") else None
 
 
 def openclaw_homes(environ: Mapping[str, str]) -> list[Path]:

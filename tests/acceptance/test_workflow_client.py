@@ -2,6 +2,7 @@
 
 import json
 import os
+import shutil
 import subprocess
 import sys
 import threading
@@ -36,13 +37,13 @@ def home(
 class Agent:
     """Runs the command in a folder of its own."""
 
-    def __init__(self, folder: Path, **environment: str) -> None:
-        self.folder = folder
+    def __init__(self, folder: Path, client: Path = CLIENT, **environment: str) -> None:
+        self.folder, self.client = folder, client
         self.environment = {"PATH": os.environ["PATH"], "HOME": str(folder), **environment}
 
     def run(self, *arguments: str, **environment: str) -> subprocess.CompletedProcess[str]:
         return subprocess.run(
-            [sys.executable, str(CLIENT), *arguments],
+            [sys.executable, str(self.client), *arguments],
             cwd=self.folder,
             env=self.environment | environment,
             capture_output=True,
@@ -79,6 +80,42 @@ def test_an_agent_polls_for_itself_and_claims_only_its_own(runs: Workflows, agen
     assert [run["id"] for run in agent("poll", "--agent", "ada")["runs"]] == [str(theirs)]
     assert agent("claim", str(theirs), "--session", "s", code=3, AGENT_SLUG="coder")["code"] == "not_yours"
     assert agent("claim", str(mine), "--session", "s", AGENT_SLUG="coder")["run"]["claimed_by"] == "coder"
+
+
+def test_in_a_workspace_an_agent_is_who_the_workspace_says(runs: Workflows, agent: Agent, tmp_path: Path) -> None:
+    scripts = tmp_path / "coder" / "skills" / "hq" / "scripts"
+    shutil.copytree(CLIENT.parent, scripts, ignore=lambda _, names: [n for n in names if not n.endswith(".py")])
+    coder = Agent(tmp_path / "coder", scripts / CLIENT.name, **agent.environment)
+    runs.route("other", "ada")
+    mine, theirs = runs.run(), runs.run("other")
+    runs.tick()
+    assert [run["id"] for run in coder("poll")["runs"]] == [str(mine)]
+    assert {run["id"] for run in coder("poll", "--all")["runs"]} == {str(mine), str(theirs)}
+    assert [run["id"] for run in coder("poll", "--agent", "ada")["runs"]] == [str(theirs)]
+    assert [run["id"] for run in coder("poll", AGENT_SLUG="ada")["runs"]] == [str(theirs)]
+    assert coder("claim", str(theirs), "--session", "s", code=3)["code"] == "not_yours"
+    assert coder("claim", str(mine), "--session", "s")["run"]["claimed_by"] == "coder"
+    assert "by coder; --all shows" in coder.run("poll").stdout
+    assert coder("claim", str(theirs), "--session", "s", "--agent", "ada")["run"]["claimed_by"] == "ada"
+    both = coder.run("poll", "--all", "--agent", "ada")
+    assert (both.returncode, "--all" in both.stderr) == (2, True)
+
+
+def test_a_claim_of_another_agents_run_says_whose_it_is(runs: Workflows, agent: Agent) -> None:
+    run = runs.run()
+    runs.tick()
+    refused = agent("claim", str(run), "--session", "s", "--agent", "ada", code=3)
+    assert refused["error"] == "this run is for the agent coder, and you are ada. Leave it."
+    agent("claim", str(run), "--session", "s", "--agent", "coder")
+    assert "another session" in agent("claim", str(run), "--session", "t", "--agent", "ada", code=3)["error"]
+
+
+def test_the_largest_cost_and_tokens_are_kept(runs: Workflows, agent: Agent) -> None:
+    run = runs.run()
+    runs.tick()
+    agent("claim", str(run), "--session", "s")
+    agent("heartbeat", str(run), "--session", "s", "--cost-usd", "999999.999999", "--input-tokens", str(10**15 - 1))
+    assert (str(runs.row(run)["cost_estimate"]), runs.row(run)["input_tokens"]) == ("999999.999999", 10**15 - 1)
 
 
 def test_the_token_of_a_claim_is_kept_and_fences(runs: Workflows, agent: Agent) -> None:

@@ -8,6 +8,7 @@ from uuid import UUID
 
 import typer
 
+from dispatcher.cli.arguments import MAX_TOKENS, MAX_USD, one_of
 from dispatcher.cli.connection import operator
 from dispatcher.cli.main import new_app
 from dispatcher.cli.output import print_json, print_table
@@ -23,7 +24,6 @@ COLUMNS = (
     *("cap_tokens", "settled_tokens", "reserved_tokens", "action_on_exceed", "active", "events", "error"),
 )
 LEDGER = ("at", "budget", "scope", "scope_id", "period_key", "event_kind", "spend_usd", "cap_usd", "cancelled")
-
 Json = Annotated[bool, typer.Option("--json", help="Print one JSON document.")]
 
 
@@ -47,15 +47,23 @@ def _cell(value: object) -> object:
 def set_budget(
     name: Annotated[str, typer.Argument(metavar="NAME", help="What it is called.")],
     *,
-    cap_usd: Annotated[float | None, typer.Option("--cap-usd", min=0, help="Most USD per period.")] = None,
-    cap_tokens: Annotated[int | None, typer.Option("--cap-tokens", min=0, help="Most tokens per period.")] = None,
-    scope: Annotated[str, typer.Option("--scope", help="One of: " + ", ".join(SCOPES))] = "fleet",
+    cap_usd: Annotated[float | None, typer.Option("--cap-usd", min=0, max=MAX_USD, help="Most USD per period.")] = None,
+    cap_tokens: Annotated[
+        int | None, typer.Option("--cap-tokens", min=0, max=MAX_TOKENS, help="Most tokens per period.")
+    ] = None,
+    scope: Annotated[
+        str, typer.Option("--scope", help="One of: " + ", ".join(SCOPES), callback=one_of(SCOPES))
+    ] = "fleet",
     scope_id: Annotated[
         str | None, typer.Option("--scope-id", help="Agent slug, department or workflow type; none for fleet.")
     ] = None,
-    period: Annotated[str, typer.Option("--period", help="One of: " + ", ".join(PERIODS))] = "monthly",
+    period: Annotated[
+        str, typer.Option("--period", help="One of: " + ", ".join(PERIODS), callback=one_of(PERIODS))
+    ] = "monthly",
     timezone: Annotated[str, typer.Option("--timezone", help="Zone in which the period begins.")] = "UTC",
-    action: Annotated[str, typer.Option("--action", help="One of: " + ", ".join(ACTIONS))] = "warn",
+    action: Annotated[
+        str, typer.Option("--action", help="One of: " + ", ".join(ACTIONS), callback=one_of(ACTIONS))
+    ] = "warn",
     fail_closed: Annotated[bool, typer.Option("--fail-closed", help="Hold runs when it cannot be evaluated.")] = False,
     budget: Annotated[UUID | None, typer.Option("--id", help="Change this budget, whatever its scope was.")] = None,
     as_json: Json = False,
@@ -75,6 +83,8 @@ def set_budget(
             p_fail_closed=fail_closed,
             p_budget_id=str(budget) if budget else None,
         )
+    if answer["code"] == "invalid":
+        raise typer.BadParameter("; ".join(answer["faults"]))
     if not answer["applied"]:
         raise DispatcherError("; ".join(answer.get("faults") or [f"no budget {budget} in this tenant"]))
     _tell(answer, as_json, f"Budget {answer['budget']['id']} ({name}) is set.")

@@ -7,6 +7,7 @@ from typing import Annotated, Any
 
 import typer
 
+from dispatcher.cli.arguments import MAX_INTEGER, told_agent
 from dispatcher.cli.connection import operator
 from dispatcher.cli.main import new_app
 from dispatcher.cli.output import print_json, print_table
@@ -40,17 +41,19 @@ def list_routes(as_json: Json = False) -> None:
 @app.command("set")
 def set_route(
     workflow_type: Type,
-    agent: Annotated[str, typer.Argument(metavar="AGENT", help="Slug of the agent that runs it.")],
+    agent: Annotated[str, typer.Argument(metavar="AGENT", help="Slug of the agent that runs it.", callback=told_agent)],
     *,
     priority: Annotated[
         int | None,
         typer.Option("--priority", help="Higher goes first; new routes: 0.", min=-MAX_PRIORITY, max=MAX_PRIORITY),
     ] = None,
     max_concurrent: Annotated[
-        int | None, typer.Option("--max-concurrent", min=0, help="Runs at once, 0 disables; new routes: 1.")
+        int | None,
+        typer.Option("--max-concurrent", min=0, max=MAX_INTEGER, help="Runs at once, 0 disables; new routes: 1."),
     ] = None,
     timeout_minutes: Annotated[
-        int | None, typer.Option("--timeout-minutes", min=1, help="Time a run may take; new routes: 60.")
+        int | None,
+        typer.Option("--timeout-minutes", min=1, max=MAX_INTEGER, help="Time a run may take; new routes: 60."),
     ] = None,
     as_json: Json = False,
 ) -> None:
@@ -65,7 +68,7 @@ def set_route(
             p_timeout_minutes=timeout_minutes,
         )
     if not answer["applied"]:
-        raise DispatcherError("; ".join(answer["faults"]))
+        raise typer.BadParameter("; ".join(answer["faults"]))
     _tell(answer, as_json, f"{workflow_type} goes to {agent}, at most {answer['route']['max_concurrent']} at once.")
 
 

@@ -11,6 +11,7 @@ from uuid import UUID
 
 import typer
 
+from dispatcher.cli.arguments import MAX_DELAY_SECONDS, json_object, told_agent
 from dispatcher.cli.connection import operator
 from dispatcher.cli.main import new_app
 from dispatcher.cli.output import print_json, print_table
@@ -86,9 +87,15 @@ def enqueue(
     priority: Annotated[
         int, typer.Option("--priority", help="Higher goes first.", min=-MAX_PRIORITY, max=MAX_PRIORITY)
     ] = 0,
-    agent: Annotated[str | None, typer.Option("--agent", help="Pin it to this agent, whatever the route says.")] = None,
+    agent: Annotated[
+        str | None,
+        typer.Option("--agent", help="Pin it to this agent, whatever the route says.", callback=told_agent),
+    ] = None,
     task: Annotated[str | None, typer.Option("--task", help="Id of the task it serves.")] = None,
-    delay: Annotated[float, typer.Option("--delay", min=0, help="Keep it back for so many seconds.")] = 0,
+    delay: Annotated[
+        float,
+        typer.Option("--delay", min=0, max=MAX_DELAY_SECONDS, help="Keep it back for so many seconds."),
+    ] = 0,
     key: Annotated[
         str | None, typer.Option("--key", help="Idempotency key: the same one queues nothing twice.")
     ] = None,
@@ -97,7 +104,7 @@ def enqueue(
     """Put a run into the queue."""
     arguments = {
         "p_workflow_type": workflow_type,
-        "p_input": _json_object(payload),
+        "p_input": json_object(payload, "--input"),
         "p_priority": priority,
         "p_initiator": actor(),
         "p_agent": agent,
@@ -108,23 +115,13 @@ def enqueue(
     with operator() as gateway:
         answer = gateway.call_for_tenant("enqueue_workflow_run", **arguments)
     if not answer["applied"]:
-        raise DispatcherError("A workflow type must be 1 to 200 characters.")
+        raise typer.BadParameter("must be 1 to 200 characters", param_hint="TYPE")
     if as_json:
         print_json(answer)
         return
     print(f"{answer['run_id']} is {answer['status']}{' already' if answer['code'] == 'already' else ''}.")
     if answer.get("routed") is False:
         print(f"No route takes {workflow_type!r} yet: it waits. See `dispatcher routing set`.")
-
-
-def _json_object(text: str) -> dict[str, Any]:
-    try:
-        value = json.loads(text)
-    except ValueError as error:
-        raise typer.BadParameter(f"not JSON: {error}", param_hint="--input") from error
-    if not isinstance(value, dict):
-        raise typer.BadParameter("must be a JSON object", param_hint="--input")
-    return value
 
 
 @app.command("cancel")

@@ -112,7 +112,7 @@ def test_runs(terminal: Terminal, runs: Workflows) -> None:
     [
         (("runs", "enqueue", "x", "--input", "{"), 2),
         (("runs", "enqueue", "x", "--input", "[1]"), 2),
-        (("runs", "enqueue", " "), 1),
+        (("runs", "enqueue", " "), 2),
         (("runs", "list", "--status", "odd"), 2),
         (("runs", "show", str(uuid.uuid4())), 1),
         (("runs", "cancel", str(uuid.uuid4())), 1),
@@ -121,6 +121,55 @@ def test_runs(terminal: Terminal, runs: Workflows) -> None:
 )
 def test_what_is_refused(terminal: Terminal, arguments: tuple[str, ...], code: int) -> None:
     terminal.text(*arguments, code=code)
+
+
+@pytest.mark.parametrize(
+    ("arguments", "words"),
+    [
+        ("runs enqueue x --delay inf", "--delay"),
+        ("runs enqueue x --delay nan", "--delay"),
+        ("runs enqueue x --delay 1e300", "--delay"),
+        ("runs enqueue x --agent !!!", "nothing OpenClaw keeps"),
+        ("runs enqueue x --agent=--help", "taken for an option"),
+        ('runs enqueue x --input {"a":NaN}', "NaN is no number"),
+        ('runs enqueue x --input {"a":[-Infinity]}', "-Infinity is no number"),
+        ('runs enqueue x --input {"a":1e999}', "1e999 is no number"),
+        ('runs enqueue x --input {"a":["\\u0000"]}', "\\u0000"),
+        ('runs enqueue x --input {"\\u0000":1}', "\\u0000"),
+        (f"runs enqueue {'x' * 201}", "1 to 200 characters"),
+        ("routing set x -- --help", "taken for an option"),
+        ("routing set x ...", "nothing OpenClaw keeps"),
+        ("routing set \t ada", "workflow_type: empty"),
+        ("routing set x ada --max-concurrent 2147483648", "--max-concurrent"),
+        ("routing set x ada --timeout-minutes 2147483648", "--timeout-minutes"),
+        ("budgets set x --cap-usd 1 --period yearly", "'yearly' is none of daily"),
+        ("budgets set x --cap-usd 1 --action explode", "'explode' is none of warn"),
+        ("budgets set x --cap-usd 1 --timezone Mars/Base", "timezone"),
+        ("budgets set x --cap-usd inf", "--cap-usd"),
+        ("budgets set x --cap-usd nan", "--cap-usd"),
+        ("budgets set x --cap-tokens 9223372036854775808", "--cap-tokens"),
+        ("budgets set x --cap-usd 1 --cap-tokens 1", "exactly one of"),
+        ("budgets set x", "exactly one of"),
+        ("budgets set \t --cap-usd 1", "name: empty"),
+        ("budgets set x --cap-usd 1 --scope agent", "scope_id"),
+    ],
+)
+def test_wrong_usage_is_2_and_changes_nothing(terminal: Terminal, runs: Workflows, arguments: str, words: str) -> None:
+    said = terminal.text(*(word.replace("\t", " ") for word in arguments.split(" ")), code=2)
+    assert words in said
+    for table in ("workflow_runs", "workflow_agent_routing", "budgets"):
+        assert runs.database.value(f"select count(*) as n from public.{table}") == 0
+
+
+def test_an_unknown_scope_is_one_fault_that_repeats_it(terminal: Terminal) -> None:
+    said = terminal.text("budgets", "set", "x", "--cap-usd", "1", "--scope", "team", code=2)
+    assert "'team' is none of agent, department, project, fleet" in said
+    assert "scope_id" not in said
+
+
+def test_an_agent_is_kept_without_the_blanks_around_it(terminal: Terminal, runs: Workflows) -> None:
+    run = terminal.json("runs", "enqueue", "x", "--agent", " ada ")["run_id"]
+    assert runs.row(uuid.UUID(run))["pinned_agent_id"] == "ada"
 
 
 def test_budgets(terminal: Terminal, runs: Workflows) -> None:
@@ -138,7 +187,7 @@ def test_budgets(terminal: Terminal, runs: Workflows) -> None:
     assert terminal.json("runs", "stats")["by_type"][0]["held_by"] == ["All"]
     [row] = [line for line in terminal.text("runs", "stats").splitlines() if line.startswith(" code-change")]
     assert row.split()[-1] == "All"
-    wrong = terminal.text("budgets", "set", "X", "--scope", "agent", "--timezone", "Mars/Base", code=1)
+    wrong = terminal.text("budgets", "set", "X", "--scope", "agent", "--timezone", "Mars/Base", code=2)
     assert {"scope_id", "cap", "timezone"} <= set(wrong.replace(":", " ").split())
     assert "not active any more" in terminal.text("budgets", "deactivate", "All")
     assert "No budget" in terminal.text("budgets", "deactivate", "nobody", code=1)

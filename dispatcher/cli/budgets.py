@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Annotated, Any
+from typing import Annotated, Any, NoReturn
 from uuid import UUID
 
 import typer
@@ -97,9 +97,24 @@ def deactivate(
     """End a budget: what it held goes out with the next tick."""
     with operator() as gateway:
         answer = gateway.call_for_tenant("deactivate_budget", p_budget=budget)
+    if answer["code"] == "ambiguous":
+        _refuse_several(answer, as_json)
     if not answer["applied"]:
         raise DispatcherError(f"No budget {budget!r} in this tenant.")
     _tell(answer, as_json, f"Budget {budget} is not active{' any more' if answer['code'] == 'ok' else ''}.")
+
+
+def _refuse_several(answer: Mapping[str, Any], as_json: bool) -> NoReturn:
+    """A name does not say which budget is meant: name them all, end none."""
+    if as_json:
+        print_json(answer)
+        raise typer.Exit(1)
+    found = "; ".join(f"{one['id']} ({_where(one)}, {one['period']})" for one in answer["budgets"])
+    raise DispatcherError(f"Several active budgets are called {answer['budget']!r}, say which by its id: {found}")
+
+
+def _where(budget: Mapping[str, Any]) -> str:
+    return " ".join(filter(None, (budget["scope"], budget["scope_id"])))
 
 
 @app.command("ledger")

@@ -191,3 +191,16 @@ def test_budgets(terminal: Terminal, runs: Workflows) -> None:
     assert {"scope_id", "cap", "timezone"} <= set(wrong.replace(":", " ").split())
     assert "not active any more" in terminal.text("budgets", "deactivate", "All")
     assert "No budget" in terminal.text("budgets", "deactivate", "nobody", code=1)
+
+
+def test_a_name_that_several_active_budgets_have_ends_none(terminal: Terminal, runs: Workflows) -> None:
+    runs.route()
+    whole = str(runs.budget(1, name="Cap"))
+    coder = str(runs.budget(1, scope="agent", scope_id="coder", name="Cap"))
+    said = terminal.text("budgets", "deactivate", "Cap", code=1)
+    assert {whole in said, coder in said, "fleet, daily" in said, "agent coder, daily" in said} == {True}
+    refused = terminal.json("budgets", "deactivate", "Cap", code=1)
+    assert (refused["code"], [one["id"] for one in refused["budgets"]]) == ("ambiguous", [whole, coder])
+    assert runs.database.value("select count(*) as n from public.budgets where active") == 2
+    assert [one["id"] for one in terminal.json("budgets", "deactivate", coder)["budgets"]] == [coder]
+    assert "not active any more" in terminal.text("budgets", "deactivate", "Cap")

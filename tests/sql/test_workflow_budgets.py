@@ -782,6 +782,26 @@ def test_budgets_are_set_listed_and_deactivated(runs: Workflows) -> None:
     assert runs.call("deactivate_budget", p_tenant_id=runs.tenant, p_budget="x")["code"] == "not_found"
 
 
+def test_a_name_ends_a_budget_only_where_it_says_which(runs: Workflows) -> None:
+    def end(what: object) -> dict[str, Any]:
+        return runs.call("deactivate_budget", p_tenant_id=runs.tenant, p_budget=str(what))
+
+    first = runs.budget(1, name="Cap")
+    second = runs.budget(1, name="Cap", period="weekly")
+    namesake = runs.budget(1, name=str(first), period="monthly")
+    refused = end("Cap")
+    assert (refused["applied"], refused["code"]) == (False, "ambiguous")
+    assert [(one["id"], one["period"]) for one in refused["budgets"]] == [
+        (str(first), "daily"),
+        (str(second), "weekly"),
+    ]
+    ended = end(first)  # an id, though another budget has it for a name
+    assert (ended["code"], [one["id"] for one in ended["budgets"]]) == ("ok", [str(first)])
+    assert (end(first)["code"], end("Cap")["code"], end("Cap")["code"]) == ("already", "ok", "already")
+    active = runs.database.rows("select id from public.budgets where active")
+    assert [one["id"] for one in active] == [namesake]
+
+
 def test_only_one_active_budget_per_scope_and_period(runs: Workflows) -> None:
     runs.budget(1)
     with pytest.raises(psycopg.errors.UniqueViolation):

@@ -2,17 +2,19 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from typing import Annotated, Any, NoReturn
+import sys
+from collections.abc import Mapping, Sequence
+from typing import Annotated, Any, Final, NoReturn
 from uuid import UUID
 
 import typer
 
 from dispatcher.cli.arguments import MAX_TOKENS, MAX_USD, one_of
-from dispatcher.cli.connection import operator
+from dispatcher.cli.connection import Operator, operator
 from dispatcher.cli.main import new_app
 from dispatcher.cli.output import print_json, print_table
 from dispatcher.errors import DispatcherError
+from dispatcher.supabase.rest_payload import equals
 
 app = new_app(no_args_is_help=True, help="List, set and deactivate budgets; their ledger of events.")
 
@@ -24,6 +26,12 @@ COLUMNS = (
     *("cap_tokens", "settled_tokens", "reserved_tokens", "action_on_exceed", "active", "events", "error"),
 )
 LEDGER = ("at", "budget", "scope", "scope_id", "period_key", "event_kind", "spend_usd", "cap_usd", "cancelled")
+# Where an agent or department may be known from: an agent needs no row of its own to be routed to.
+KNOWN_BY: Final[Mapping[str, Sequence[tuple[str, str]]]] = {
+    "agent": (("agents", "slug"), ("agent_profiles", "agent_id"), ("workflow_agent_routing", "agent_id")),
+    "department": (("agent_profiles", "department_id"), ("departments", "id")),
+}
+
 Json = Annotated[bool, typer.Option("--json", help="Print one JSON document.")]
 
 
@@ -70,6 +78,7 @@ def set_budget(
 ) -> None:
     """Set the budget of a scope and period; there is one active at a time."""
     with operator() as gateway:
+        is_known = scope_id is None or _is_known(gateway, scope, scope_id)
         answer = gateway.call_for_tenant(
             "set_budget",
             p_name=name,
@@ -88,6 +97,20 @@ def set_budget(
     if not answer["applied"]:
         raise DispatcherError("; ".join(answer.get("faults") or [f"no budget {budget} in this tenant"]))
     _tell(answer, as_json, f"Budget {answer['budget']['id']} ({name}) is set.")
+    if not is_known:
+        print(f"No {scope} {scope_id!r} is known here yet: until there is one, nothing counts in it.", file=sys.stderr)
+
+
+def _is_known(gateway: Operator, scope: str, scope_id: str) -> bool:
+    """Whether anything in the database names the agent or department; other scopes need no such thing."""
+    places = KNOWN_BY.get(scope)
+    if places is None:
+        return True
+    tenant = equals(gateway.settings.tenant_id)
+    return any(
+        gateway.rows(table, {"select": column, column: equals(scope_id), "tenant_id": tenant, "limit": "1"})
+        for table, column in places
+    )
 
 
 @app.command("deactivate")

@@ -204,3 +204,30 @@ def test_a_name_that_several_active_budgets_have_ends_none(terminal: Terminal, r
     assert runs.database.value("select count(*) as n from public.budgets where active") == 2
     assert [one["id"] for one in terminal.json("budgets", "deactivate", coder)["budgets"]] == [coder]
     assert "not active any more" in terminal.text("budgets", "deactivate", "Cap")
+
+
+@pytest.mark.parametrize(
+    ("scope", "scope_id", "is_known"),
+    [
+        ("agent", "coder", True),
+        ("agent", "ada", True),
+        ("agent", "profiled", True),
+        ("agent", "codr", False),
+        ("department", "engineering", True),
+        ("department", "listed", True),
+        ("department", "enginering", False),
+        ("project", "not-yet-a-type", True),
+    ],
+)
+def test_a_budget_of_something_unknown_is_set_with_a_warning(
+    terminal: Terminal, runs: Workflows, capsys: pytest.CaptureFixture[str], scope: str, scope_id: str, is_known: bool
+) -> None:
+    runs.route()
+    runs.seed.agent("ada")
+    runs.seed.insert("departments", tenant_id=runs.tenant, id="listed", name="Listed")
+    runs.seed.insert("agent_profiles", tenant_id=runs.tenant, agent_id="profiled", department_id="engineering")
+    arguments = ("budgets", "set", "x", "--cap-usd", "1", "--scope", scope, "--scope-id", scope_id, "--json")
+    assert run_command_line(arguments) == 0
+    said = capsys.readouterr()
+    assert json.loads(said.out)["budget"]["scope_id"] == scope_id
+    assert (f"No {scope} {scope_id!r} is known" in said.err) is not is_known

@@ -69,9 +69,9 @@ def operator() -> Iterator[Operator]:
     """An `Operator` for the settings in force, closed afterwards."""
     settings = load_settings()
     key = settings.supabase_service_role_key.get_secret_value()
-    # What a library or a repeat has to say must not stand in front of the JSON on stdout.
+    # A command says what became of it in its own words: no log line of a repeat or a library stands in front of them.
     configure_logging(
-        "warning",
+        "error",
         gateway_id=settings.gateway_id,
         tenant_id=str(settings.tenant_id),
         secrets=[key],

@@ -12,6 +12,7 @@ import dispatcher
 from dispatcher.cli import main as command_line
 from dispatcher.cli.main import COMMANDS, load_command, run_command_line
 from dispatcher.errors import BadKey, DispatcherError, RestError, ServiceUnavailable, SettingsError
+from dispatcher.supabase.rest import RestClient, Timeouts
 
 GOOD = {
     "SUPABASE_URL": "http://127.0.0.1:1",
@@ -97,6 +98,21 @@ def test_an_error_of_ours_is_one_line_and_its_code(
     captured = capsys.readouterr()
     assert captured.out == ""
     assert captured.err == f"dispatcher: {error}\n"
+
+
+@pytest.mark.parametrize("arguments", [["runs", "list"], ["routing", "list", "--json"]])
+def test_a_service_that_is_away_is_one_line(
+    arguments: list[str], environment: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    set_all(environment)
+    environment.setattr(
+        "dispatcher.cli.connection.RestClient", lambda url, key: RestClient(url, key, timeouts=Timeouts(call=1.0))
+    )
+    assert run_command_line(arguments) == 69
+    captured = capsys.readouterr()
+    assert captured.out == ""
+    [line] = captured.err.splitlines()
+    assert line.startswith("dispatcher: cannot reach http://127.0.0.1:1")
 
 
 def test_check_of_good_settings(environment: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:

@@ -6,7 +6,8 @@ import json
 import sys
 from collections.abc import Iterable, Sequence
 
-UNWRAPPED_WIDTH = 200
+# More than any table needs: one that does not fill its console is as wide as its content.
+UNBOUNDED_WIDTH = 1_000_000_000
 
 
 def print_json(document: object) -> None:
@@ -15,7 +16,7 @@ def print_json(document: object) -> None:
 
 
 def print_table(columns: Sequence[str], rows: Iterable[Sequence[object]], *, title: str | None = None) -> None:
-    """A table as wide as the terminal, unwrapped into a pipe; cells are literal, None is a dash."""
+    """A table as wide as the terminal, or into a pipe as wide as its content; cells are literal, None is a dash."""
     from rich import box
     from rich.console import Console
     from rich.table import Table
@@ -26,4 +27,11 @@ def print_table(columns: Sequence[str], rows: Iterable[Sequence[object]], *, tit
         table.add_column(column, overflow="fold")
     for row in rows:
         table.add_row(*(Text("-" if cell is None else str(cell)) for cell in row))
-    Console(width=None if sys.stdout.isatty() else UNWRAPPED_WIDTH).print(table)
+    if sys.stdout.isatty():
+        Console().print(table)
+        return
+    # Folded over lines an id can be neither copied nor searched for.
+    console = Console(width=UNBOUNDED_WIDTH)
+    with console.capture() as captured:
+        console.print(table)
+    print("\n".join(line.rstrip() for line in captured.get().split("\n")), end="")

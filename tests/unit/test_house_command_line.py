@@ -3,6 +3,7 @@
 import json
 import subprocess
 import sys
+import uuid
 from pathlib import Path
 from typing import Any
 
@@ -11,6 +12,7 @@ import pytest
 import dispatcher
 from dispatcher.cli import main as command_line
 from dispatcher.cli.main import COMMANDS, load_command, run_command_line
+from dispatcher.cli.output import print_table
 from dispatcher.errors import BadKey, DispatcherError, RestError, ServiceUnavailable, SettingsError
 from dispatcher.supabase.rest import RestClient, Timeouts
 
@@ -113,6 +115,15 @@ def test_a_service_that_is_away_is_one_line(
     assert captured.out == ""
     [line] = captured.err.splitlines()
     assert line.startswith("dispatcher: cannot reach http://127.0.0.1:1")
+
+
+def test_into_a_pipe_a_table_is_as_wide_as_its_content(capsys: pytest.CaptureFixture[str]) -> None:
+    ids = [str(uuid.UUID(int=number)) for number in range(3)]
+    columns = [f"a rather long name of column {number}" for number in range(12)]
+    print_table(columns, [[each] * 11 + ["x" * 500] for each in ids] + [["-"] * 12])
+    lines = capsys.readouterr().out.splitlines()
+    assert [line.split() for line in lines if "0000" in line] == [[each] * 11 + ["x" * 500] for each in ids]
+    assert all(line == line.rstrip() for line in lines)
 
 
 def test_check_of_good_settings(environment: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:

@@ -899,19 +899,27 @@ CREATE FUNCTION public.deactivate_budget(p_tenant_id uuid, p_budget text) RETURN
     SET search_path TO ''
     AS $$
 declare
-  v_ids uuid[];
+  v_active jsonb;
+  v_known boolean;
 begin
-  update public.budgets set active = false, updated_at = now()
-   where tenant_id = p_tenant_id and active and (id::text = p_budget or name = p_budget);
-  if found then
-    return jsonb_build_object('applied', true, 'code', 'ok', 'budget', p_budget);
+  with named as (
+    select budget.* from public.budgets as budget where budget.tenant_id = p_tenant_id and p_budget in (budget.id::text, budget.name)
+  )
+  select coalesce(jsonb_agg(jsonb_build_object('id', named.id, 'name', named.name, 'scope', named.scope, 'scope_id', named.scope_id, 'period', named.period)
+                            order by named.created_at, named.id) filter (where named.active), '[]'), count(*) > 0
+    into v_active, v_known
+    from named
+   where named.id::text = p_budget or not exists (select from named as same where same.id::text = p_budget); -- what is an id is no name
+  if jsonb_array_length(v_active) > 1 then
+    return jsonb_build_object('applied', false, 'code', 'ambiguous', 'budget', p_budget, 'budgets', v_active);
   end if;
-  select array_agg(id) into v_ids from public.budgets where tenant_id = p_tenant_id and (id::text = p_budget or name = p_budget);
-  return jsonb_build_object('applied', v_ids is not null, 'code', case when v_ids is null then 'not_found' else 'already' end, 'budget', p_budget);
+  update public.budgets set active = false, updated_at = now() where tenant_id = p_tenant_id and id = (v_active -> 0 ->> 'id')::uuid and active;
+  return jsonb_build_object('applied', v_known, 'code', case when found then 'ok' when v_known then 'already' else 'not_found' end,
+                            'budget', p_budget, 'budgets', v_active);
 end
 $$;
 
-COMMENT ON FUNCTION public.deactivate_budget(p_tenant_id uuid, p_budget text) IS 'Ends a budget by id or name: what it held goes out with the next tick.';
+COMMENT ON FUNCTION public.deactivate_budget(p_tenant_id uuid, p_budget text) IS 'Ends the one active budget of an id or name: what it held goes out with the next tick. Answers {applied, code: ok | already | ambiguous | not_found, budget, budgets}; budgets: what was ended, or the several of that name.';
 
 CREATE FUNCTION public.dispatch_queued_runs(p_tenant_id uuid, p_settings jsonb, p_estimates jsonb, p_budgets jsonb) RETURNS jsonb
     LANGUAGE plpgsql

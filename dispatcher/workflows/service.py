@@ -6,6 +6,7 @@ import random
 import time
 from collections.abc import Callable, Iterable
 from typing import Final
+from uuid import UUID
 
 from dispatcher import events
 from dispatcher.logs import get_logger
@@ -31,17 +32,26 @@ class ProcessStopper:
 
     def __init__(self, stop_process: Callable[[str, str], bool]) -> None:
         self._stop_process = stop_process
+        # Orders come from two loops, and again until the process is gone.
+        self._told: set[UUID] = set()
 
     def stop(self, orders: Iterable[StopOrder]) -> None:
-        """Asks for the end of each and returns at once; a repeated order changes nothing."""
+        """Asks for the end of each and returns at once; a repeated order changes nothing. Thread-safe."""
         for order in orders:
-            if self._stop_process(str(order.wake_id), order.cause):
-                log.warning(
-                    events.WORKFLOW_PROCESS_STOPPED,
-                    msg=f"Stopping a process: {order.cause}",
-                    wake_id=str(order.wake_id),
-                    cause=order.cause,
-                )
+            if not self._stop_process(str(order.wake_id), order.cause):
+                self._told.discard(order.wake_id)
+            elif order.wake_id not in self._told:
+                self._told.add(order.wake_id)
+                self._tell(order)
+
+    @staticmethod
+    def _tell(order: StopOrder) -> None:
+        log.warning(
+            events.WORKFLOW_PROCESS_STOPPED,
+            msg=f"Stopping a process: {order.cause}",
+            wake_id=str(order.wake_id),
+            cause=order.cause,
+        )
 
 
 class Ticker:

@@ -135,7 +135,13 @@ class PeriodicService(Service):
         except self._fatal:
             raise
         except Exception as error:  # one bad beat must not end the loop
-            log.error(events.BEAT_FAILED, msg=f"{self.name} failed this time", service=self.name, exc_info=error)
+            log.error(
+                events.BEAT_FAILED,
+                msg=f"{self.name} failed this time: {error}",
+                service=self.name,
+                # Of a database that is away the way through our own code tells nobody anything.
+                exc_info=None if isinstance(error, DispatcherError) else error,
+            )
             if self._health is not None:
                 self._health.failed(error)
         else:

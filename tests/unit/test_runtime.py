@@ -16,6 +16,7 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, rule
 from structlog.testing import capture_logs
 
+from dispatcher import events
 from dispatcher.errors import BadKey, ServiceUnavailable
 from dispatcher.runtime.backoff import Backoff, exponential, jittered
 from dispatcher.runtime.group import ServiceGroup
@@ -548,6 +549,27 @@ def test_a_fatal_error_ends_the_loop() -> None:
     service.start()
     assert service.join(DEADLINE)
     assert isinstance(service.error, BadKey)
+
+
+@pytest.mark.parametrize(
+    ("error", "has_trace"), [(ServiceUnavailable("the database is away"), False), (KeyError("x"), True)]
+)
+def test_a_beat_that_fails_shows_the_way_through_our_code_where_that_is_at_fault(
+    error: Exception, has_trace: bool
+) -> None:
+    service: PeriodicService
+
+    def beat() -> None:
+        service.request_stop()
+        raise error
+
+    service = PeriodicService("sweep", beat, 60)
+    with capture_logs() as lines:
+        service.start()
+        assert service.join(DEADLINE)
+    [line] = [line for line in lines if line["event"] == events.BEAT_FAILED]
+    assert str(error) in line["msg"]
+    assert (line["exc_info"] is not None) == has_trace
 
 
 def test_the_interval_is_asked_anew_and_jittered() -> None:

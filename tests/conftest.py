@@ -14,15 +14,20 @@ wait_until       `wait_until(lambda: ..., deadline=5)`
 """
 
 import dataclasses
+import logging
 import secrets
+import sys
+import threading
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import psycopg
 import pytest
+import structlog
 from hypothesis import settings as hypothesis_settings
 from psycopg import sql
 
+from dispatcher import logs
 from dispatcher.local.api import Api
 from dispatcher.local.keys import Keys
 from dispatcher.local.postgres import PostgresServer
@@ -61,6 +66,20 @@ def cluster(tmp_path_factory: pytest.TempPathFactory) -> Iterator[PostgresServer
         yield server
     finally:
         server.destroy()
+
+
+@pytest.fixture(autouse=True)
+def _logging_as_it_was() -> Iterator[None]:
+    """`configure_logging` owns state of the whole process: a command run in one test must not silence the next."""
+    root = logging.root
+    before = (list(root.handlers), sys.excepthook, threading.excepthook, logs._sink)
+    level = root.level
+    yield
+    root.handlers, sys.excepthook, threading.excepthook, logs._sink = before
+    root.setLevel(level)
+    logging.captureWarnings(capture=False)
+    logging.raiseExceptions = True
+    structlog.reset_defaults()
 
 
 def _template(cluster: PostgresServer, name: str) -> str:

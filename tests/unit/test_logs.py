@@ -5,14 +5,12 @@ import json
 import logging
 import sys
 import threading
-from collections.abc import Iterator
 from datetime import UTC, datetime
 from pathlib import PurePosixPath
 from typing import Any
 from uuid import UUID
 
 import pytest
-import structlog
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -28,24 +26,6 @@ json_like = st.recursive(
     lambda inner: st.lists(inner, max_size=4) | st.dictionaries(st.text(max_size=10), inner, max_size=4),
     max_leaves=10,
 )
-
-
-@pytest.fixture(autouse=True)
-def _restore() -> Iterator[None]:
-    """`configure_logging` owns process-wide state; each test gives it back as it was."""
-    root = logging.root
-    before = (list(root.handlers), root.level, sys.excepthook, threading.excepthook, logs._sink)
-    yield
-    root.handlers, sys.excepthook, threading.excepthook, logs._sink = (
-        before[0],
-        before[2],
-        before[3],
-        before[4],
-    )
-    root.setLevel(before[1])
-    logging.captureWarnings(capture=False)
-    logging.raiseExceptions = True
-    structlog.reset_defaults()
 
 
 class Log:

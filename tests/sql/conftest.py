@@ -1,13 +1,15 @@
 """What the tests of the wake functions share."""
 
+import contextlib
 import uuid
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from typing import Any
 
 import pytest
 from psycopg.types.json import Jsonb
 
-from tests.support.database import Connection, Database
+from dispatcher.local.postgres import PostgresServer
+from tests.support.database import Connection, Database, cloned
 from tests.support.seed import DEFAULT_TENANT, Seed
 
 SETTINGS = {
@@ -21,6 +23,34 @@ SETTINGS = {
     "max_wake_chain": 6,
     "max_wakes_per_day": 0,
 }
+
+
+@pytest.fixture(scope="module")
+def kept_name(cluster: PostgresServer, migrated_template: str) -> Iterator[str]:
+    """A clone that the tests of a module use one after the other."""
+    with cloned(cluster, migrated_template) as kept:
+        yield kept.name
+
+
+@pytest.fixture
+def database(request: pytest.FixtureRequest, cluster: PostgresServer, migrated_template: str) -> Iterator[Database]:
+    """A clone; with the mark `kept_database` one that is emptied after each test, which is many times quicker.
+
+    A test that changes the schema carries `own_database`.
+    """
+    marks = request.node
+    if marks.get_closest_marker("own_database") or not marks.get_closest_marker("kept_database"):
+        with cloned(cluster, migrated_template) as own:
+            yield own
+        return
+    kept = Database(cluster, request.getfixturevalue("kept_name"))
+    try:
+        yield kept
+    finally:
+        kept.close()
+        with contextlib.closing(Database(cluster, kept.name)) as emptied:
+            emptied.execute("delete from public.tenants")  # and with them everything that is theirs
+            emptied.execute("delete from realtime.messages")
 
 
 class Dispatcher:

@@ -12,6 +12,8 @@ from tests.sql.conftest import Dispatcher
 from tests.support.database import Connection, Database
 from tests.support.seed import DEFAULT_TENANT, Seed
 
+pytestmark = pytest.mark.kept_database
+
 ITEM_KEYS = {
     "inbox_item_id", "event_type", "summary", "task_id", "comment_id", "contact_id",
     "attempt", "leased_until", "lease_token", "context",

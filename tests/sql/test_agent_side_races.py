@@ -13,6 +13,8 @@ from tests.support.database import Connection, Database
 
 __all__ = ["inbox", "own"]  # fixtures
 
+pytestmark = pytest.mark.kept_database
+
 
 def waiting_on_lock(database: Database, connection: Connection) -> bool:
     """Whether a session of the database waits for a lock now."""

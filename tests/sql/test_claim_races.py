@@ -5,9 +5,13 @@ import uuid
 from collections.abc import Callable, Sequence
 from typing import Any
 
+import pytest
+
 from tests.support.database import Database
 from tests.support.seed import Seed
 from tests.support.waiting import wait_until
+
+pytestmark = pytest.mark.kept_database
 
 
 def at_once(calls: Sequence[Callable[[], Any]]) -> list[Any]:

@@ -8,6 +8,8 @@ import pytest
 from tests.support.database import Database
 from tests.support.seed import Seed
 
+pytestmark = pytest.mark.kept_database
+
 
 def ago(**delta: float) -> datetime:
     return datetime.now(UTC) - timedelta(**delta)
@@ -243,6 +245,7 @@ def test_the_daily_limit(database: Database, seed: Seed, dispatcher) -> None:
     assert 0 < refused["retry_in"] <= 86_400
 
 
+@pytest.mark.own_database
 def test_one_agent_whose_gates_raise_does_not_stop_the_others(database: Database, seed: Seed, dispatcher) -> None:
     """Field failure 62."""
     bad, good = seed.agent("bad"), seed.agent("good")
@@ -265,6 +268,7 @@ def test_one_agent_whose_gates_raise_does_not_stop_the_others(database: Database
     assert [claim["error"] for claim in swept["claims"] if claim["agent_id"] == str(bad)] == ["broken agent"]
 
 
+@pytest.mark.own_database
 def test_blockers_that_cannot_be_looked_up_do_not_stop_the_wake(database: Database, seed: Seed, dispatcher) -> None:
     agent, item = seed.agent("ada"), seed.item("ada", task_id=seed.task())
     database.execute("alter table task_relations rename to task_relations_away")

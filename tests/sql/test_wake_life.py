@@ -13,6 +13,8 @@ from tests.support.database import Database
 from tests.support.seed import Seed
 from tests.support.waiting import wait_until
 
+pytestmark = pytest.mark.kept_database
+
 
 def lease(database: Database, item: uuid.UUID, grant: dict[str, Any], seconds: int = 120) -> None:
     """As an agent's script does it."""
@@ -94,6 +96,7 @@ def test_a_wake_that_finds_nothing_left_to_do_is_no_failure(database: Database, 
     assert daemon.ended(grant)["state"] == "succeeded"
 
 
+@pytest.mark.own_database
 def test_progress_is_seen_without_the_trigger_too(database: Database, seed: Seed, dispatcher) -> None:
     agent, item = seed.agent("ada"), seed.item("ada")
     seed.item("ada")
@@ -403,6 +406,7 @@ class TestSweep:
             order += [claim["agent_slug"] for claim in claims[1:]] if len(claims) > 1 else []
         assert order == [f"a{number}" for number in range(9)]
 
+    @pytest.mark.own_database
     def test_a_failing_phase_does_not_stop_the_others(self, database: Database, seed: Seed, dispatcher) -> None:
         seed.item("ada")
         daemon = dispatcher()

@@ -179,11 +179,11 @@ class Daemon:
             is_stopping=self._ending.is_set,
         )
         seconds = monitor_interval(settings.stale_claim_seconds)
-        monitoring = self._periodic("monitor", monitor.beat, lambda: seconds, seconds)
+        monitoring = self._periodic("monitor", monitor.beat, seconds, seconds)
         return [self._notify, self._workflows, monitoring]
 
     def _periodic(
-        self, name: str, beat: Callable[[], None], interval: Callable[[], float], expected: float | None
+        self, name: str, beat: Callable[[], None], interval: float | Callable[[], float], expected: float | None
     ) -> PeriodicService:
         """A loop whose health is measured by the interval it is expected to keep; None: by its failures alone."""
         return PeriodicService(name, beat, interval, health=self._health.loop(name, expected))
@@ -312,6 +312,7 @@ class Daemon:
             on_broadcast_available=self._on_broadcast_available,
             on_fenced=self._launcher.stop_fenced,
             on_unattended=self._settle_unattended,
+            on_orphaned=self._sweep.wake_early,
             register_again=self._register,
             file=self._file,
         )

@@ -1149,6 +1149,7 @@ CREATE FUNCTION public.dispatcher_status(p_tenant_id uuid, p_gateway text, p_set
 declare
   v_gateway record;
   v_settings jsonb;
+  v_is_full boolean;
 begin
   select id, slug into v_gateway from public.gateways where tenant_id = p_tenant_id and (slug = p_gateway or id::text = p_gateway);
   if v_gateway is null then
@@ -1156,12 +1157,18 @@ begin
       coalesce((select jsonb_agg(slug order by slug) from public.gateways where tenant_id = p_tenant_id), '[]'));
   end if;
   v_settings := coalesce(public.gateway_settings(v_gateway.id), p_settings);
+  v_is_full := (select count(*) from public.agent_wakes where gateway_id = v_gateway.id and state in ('starting', 'running'))
+               >= (v_settings ->> 'max_concurrent_wakes')::integer;
   return jsonb_build_object(
     'code', 'ok', 'gateway', v_gateway.slug, 'now', now(),
-    'instances', (select coalesce(jsonb_agg(jsonb_build_object('id', id, 'state', case when state = 'running' and last_heartbeat_at < now() - interval '45 seconds' then 'silent' else state end,
+    -- Of one that has gone the last word is no news: how it did then would read as how it does now.
+    'instances', (select coalesce(jsonb_agg(jsonb_build_object('id', id, 'state', seen.state,
                     'hostname', hostname, 'pid', pid, 'version', version, 'started_at', started_at, 'last_heartbeat_at', last_heartbeat_at,
-                    'last_sweep_at', last_sweep_at, 'last_sweep', last_sweep, 'realtime', realtime, 'health', health) order by started_at desc), '[]')
-                    from public.dispatcher_instances where gateway_id = v_gateway.id and (state = 'running' or last_heartbeat_at > now() - interval '1 hour')),
+                    'last_sweep_at', last_sweep_at, 'last_sweep', last_sweep, 'realtime', case when seen.state = 'running' then realtime else '{}' end,
+                    'health', case when seen.state = 'running' then health else '{}' end) order by started_at desc), '[]')
+                    from public.dispatcher_instances as instance
+                    cross join lateral (select case when instance.state = 'running' and public.is_instance_silent(instance) then 'silent' else instance.state end) as seen (state)
+                   where gateway_id = v_gateway.id and (instance.state = 'running' or last_heartbeat_at > now() - interval '1 hour')),
     'wakes', (select coalesce(jsonb_agg(jsonb_build_object('wake_id', wake.id, 'agent', agent.slug, 'state', wake.state, 'path', wake.path, 'pid', wake.pid,
                     'claimed_at', wake.claimed_at, 'seconds', round(extract(epoch from now() - wake.claimed_at))) order by wake.claimed_at), '[]')
                 from public.agent_wakes as wake join public.agents as agent on agent.id = wake.agent_id
@@ -1171,7 +1178,8 @@ begin
                   where agent.gateway_id = v_gateway.id and state.waitlisted_at is not null),
     'backlog', public.gateway_backlog(v_gateway.id),
     'agents', (select coalesce(jsonb_agg(jsonb_build_object('agent', agent.slug, 'status', agent.status, 'items', work.items,
-                    'blocked', to_jsonb(gates.blocked), 'retry_in', round(extract(epoch from gates.retry_at - now())),
+                    'blocked', to_jsonb(gates.blocked || case when v_is_full and cardinality(gates.blocked) = 0 then array['concurrency_limit'] else '{}' end),
+                    'retry_in', round(extract(epoch from gates.retry_at - now())),
                     'failures', coalesce(state.consecutive_failures, 0), 'stalled_at', state.stalled_at, 'last_wake_at', state.last_claimed_at,
                     'last_end', state.last_end_state,
                     'budget', (select jsonb_build_object('status', budget.status, 'limit_usd', budget.monthly_limit_usd, 'spend_usd', budget.current_period_spend_usd)
@@ -1676,8 +1684,8 @@ CREATE FUNCTION public.gateway_settings(p_gateway_id uuid) RETURNS jsonb
     LANGUAGE sql STABLE
     SET search_path TO ''
     AS $$
-  select settings from public.dispatcher_instances where gateway_id = p_gateway_id
-   order by (state = 'running' and last_heartbeat_at > now() - interval '1 minute') desc, last_heartbeat_at desc limit 1
+  select settings from public.dispatcher_instances as instance where gateway_id = p_gateway_id
+   order by (state = 'running' and not public.is_instance_silent(instance)) desc, last_heartbeat_at desc limit 1
 $$;
 
 COMMENT ON FUNCTION public.gateway_settings(p_gateway_id uuid) IS 'The settings of the gateway''s most recent daemon; NULL when none ever ran.';
@@ -1754,7 +1762,8 @@ begin
   select jsonb_agg(public.open_wake_facts(wake) order by wake.claimed_at) into v_unattended from public.agent_wakes as wake
    where wake.instance_id = p_instance_id and wake.state in ('starting', 'running') and wake.id <> all (p_live_wake_ids);
   return jsonb_build_object('renewed', v_renewed, 'broadcast_available', public.broadcast_hints_available(),
-                            'fenced', coalesce(v_fenced, '[]'), 'unattended', coalesce(v_unattended, '[]'), 'now', now());
+                            'fenced', coalesce(v_fenced, '[]'), 'unattended', coalesce(v_unattended, '[]'),
+                            'orphaned', public.wakes_without_owner(v_instance), 'now', now());
 end
 $$;
 
@@ -1858,7 +1867,7 @@ CREATE FUNCTION public.hint_workflow_daemons(p_tenant_id uuid, p_run_id uuid) RE
 begin
   perform public.send_gateway_hint(live.gateway_id, 'run', jsonb_build_object('run_id', p_run_id))
      from (select distinct instance.gateway_id from public.dispatcher_instances as instance
-            where instance.tenant_id = p_tenant_id and instance.state = 'running' and instance.last_heartbeat_at > now() - interval '45 seconds'
+            where instance.tenant_id = p_tenant_id and instance.state = 'running' and not public.is_instance_silent(instance)
             limit 20) as live;
 exception when others then
   -- A hint is worth less than the row it speaks of; the next tick finds the row.
@@ -2032,6 +2041,15 @@ CREATE FUNCTION public.is_in_budget_scope(p_scope text, p_scope_id text, p_agent
 $$;
 
 COMMENT ON FUNCTION public.is_in_budget_scope(p_scope text, p_scope_id text, p_agent_id text, p_department_id text, p_workflow_type text) IS 'The scope chain of a run: its agent, that agent''s department, its type as project, the fleet.';
+
+CREATE FUNCTION public.is_instance_silent(p_instance public.dispatcher_instances) RETURNS boolean
+    LANGUAGE sql STABLE
+    SET search_path TO ''
+    AS $$
+  select p_instance.last_heartbeat_at < now() - make_interval(secs => coalesce((p_instance.settings ->> 'instance_timeout')::double precision, 45))
+$$;
+
+COMMENT ON FUNCTION public.is_instance_silent(p_instance public.dispatcher_instances) IS 'Whether an instance has sent no heartbeat for longer than its own instance_timeout.';
 
 CREATE FUNCTION public.lease_busy_inbox_item(p_agent_id uuid, p_lease_seconds integer, p_lease_token uuid, p_wake_id uuid) RETURNS void
     LANGUAGE plpgsql
@@ -2993,8 +3011,8 @@ begin
   end if;
   return jsonb_build_object('code', 'ok', 'agent', v_agent.slug, 'agent_id', v_agent.id, 'blocked', to_jsonb(v_gates.blocked),
                             'retry_in', extract(epoch from v_gates.retry_at - now()), 'requested', not p_dry_run and v_gates.blocked <@ array['concurrency_limit'],
-                            'daemons', (select count(*) from public.dispatcher_instances where gateway_id = v_gateway_id and state = 'running'
-                                          and last_heartbeat_at > now() - interval '45 seconds'), 'now', clock_timestamp());
+                            'daemons', (select count(*) from public.dispatcher_instances as instance where gateway_id = v_gateway_id and state = 'running'
+                                          and not public.is_instance_silent(instance)), 'now', clock_timestamp());
 end
 $$;
 
@@ -3014,7 +3032,9 @@ begin
       join public.gateways as gateway on gateway.id = agent.gateway_id
      where item.tenant_id = p_tenant_id and (gateway.slug = p_gateway or gateway.id::text = p_gateway)
        and (p_agent is null or agent.slug = p_agent or agent.id::text = p_agent)
-       and case when p_item_ids is null then item.status = 'failed' and (item.context ->> 'last_failure_reason' = 'agent_stalled')
+       and case when p_item_ids is null
+                then (item.status = 'failed' and item.context ->> 'last_failure_reason' = 'agent_stalled')
+                  or (p_agent is not null and item.status = 'dead_letter' and item.context ->> 'last_failure_reason' like 'wake chain limit%')
                 else item.id = any (p_item_ids) and item.status in ('failed', 'dead_letter') end
      for update of item
   ), requeued as (
@@ -3026,7 +3046,7 @@ begin
     update public.inbox_item_origins as origin set chain_depth = 0 from requeued where origin.item_id = requeued.id
   )
   select array_agg(id), array_agg(distinct agent_id) into v_ids, v_agents from requeued;
-  update public.agent_wake_state as state set consecutive_failures = 0, stalled_at = null, updated_at = now()
+  update public.agent_wake_state as state set consecutive_failures = 0, stalled_at = null, chain_notified_at = null, updated_at = now()
     from public.agents as agent join public.gateways as gateway on gateway.id = agent.gateway_id
    where agent.id = state.agent_id and agent.tenant_id = p_tenant_id and (gateway.slug = p_gateway or gateway.id::text = p_gateway)
      and (agent.id = any (v_agents) or agent.slug = p_agent or agent.id::text = p_agent);
@@ -3034,7 +3054,7 @@ begin
 end
 $$;
 
-COMMENT ON FUNCTION public.requeue_inbox_items(p_tenant_id uuid, p_gateway text, p_agent text, p_item_ids uuid[]) IS 'Brings items back to pending and clears their agents'' stall: the given failed or dead_letter ids, or all that a stall set aside. Spent attempts start anew.';
+COMMENT ON FUNCTION public.requeue_inbox_items(p_tenant_id uuid, p_gateway text, p_agent text, p_item_ids uuid[]) IS 'Brings items back to pending and clears their agents'' stall: the given failed or dead_letter ids, or all that a stall set aside, of one agent also what a chain limit did. Spent attempts start anew.';
 
 CREATE FUNCTION public.reserve_in_budgets(p_budgets jsonb, p_agent_id text, p_department_id text, p_workflow_type text, p_usd numeric, p_tokens numeric) RETURNS jsonb
     LANGUAGE sql IMMUTABLE
@@ -3481,6 +3501,7 @@ CREATE FUNCTION public.spend_attempt_of_lost_wake(p_wake public.agent_wakes) RET
     AS $$
 declare
   v_item record;
+  v_agent record;
 begin
   -- A daemon that dies again and again over one item must end too: a lost wake during which nothing was leased costs its first item an attempt.
   if exists (select from public.inbox_item_leases where wake_id = p_wake.id) then
@@ -3491,11 +3512,17 @@ begin
   returning id, attempt_count, max_attempts into v_item;
   if v_item.attempt_count >= v_item.max_attempts then
     perform public.give_up_item(v_item.id, 'worker lost');
+    select slug, tenant_id into v_agent from public.agents where id = p_wake.agent_id;
+    insert into public.notifications (tenant_id, type, title, body, entity_type, entity_id, actor_type, actor_agent_id, meta)
+    values (v_agent.tenant_id, 'worker_lost', format('An item of agent %s was given up', v_agent.slug),
+            format('%s daemon(s) were lost before its run could be seen to begin or end. `dispatcher inbox requeue %s` brings it back.',
+                   v_item.attempt_count, v_item.id),
+            'agent', p_wake.agent_id, 'system', p_wake.agent_id, jsonb_build_object('item_id', v_item.id, 'attempts', v_item.attempt_count));
   end if;
 end
 $$;
 
-COMMENT ON FUNCTION public.spend_attempt_of_lost_wake(p_wake public.agent_wakes) IS 'A poison item ends at max_attempts also when it is the daemon that dies of it.';
+COMMENT ON FUNCTION public.spend_attempt_of_lost_wake(p_wake public.agent_wakes) IS 'A poison item ends at max_attempts also when it is the daemon that dies of it; a notification says so, for a daemon may die of something else.';
 
 CREATE FUNCTION public.start_wake(p_wake_id uuid, p_claim_token uuid, p_host_id text, p_pid integer, p_pid_started_at double precision) RETURNS jsonb
     LANGUAGE plpgsql
@@ -3618,8 +3645,8 @@ begin
     if found then
       insert into public.notifications (tenant_id, type, title, body, entity_type, entity_id, actor_type, actor_agent_id, meta)
       values (v_chain.tenant_id, 'wake_chain_limit', format('Agent %s was stopped in a chain of wakes', v_chain.slug),
-              format('Agents woke each other %s times in a row; %s item(s) were set aside. `dispatcher inbox requeue` brings them back.',
-                     v_chain.depth, cardinality(v_chain.item_ids)),
+              format('Agents woke each other %s times in a row; %s item(s) were set aside. `dispatcher inbox requeue --agent %s` brings them back.',
+                     v_chain.depth, cardinality(v_chain.item_ids), v_chain.slug),
               'agent', v_chain.id, 'system', v_chain.id, jsonb_build_object('chain_depth', v_chain.depth, 'item_ids', v_chain.item_ids));
     end if;
   end loop;
@@ -4044,6 +4071,18 @@ CREATE FUNCTION public.wakes_to_stop(p_instance_id uuid) RETURNS jsonb
 $$;
 
 COMMENT ON FUNCTION public.wakes_to_stop(p_instance_id uuid) IS 'Live wakes of an instance whose run was ended from outside: their processes are to be stopped.';
+
+CREATE FUNCTION public.wakes_without_owner(p_instance public.dispatcher_instances) RETURNS jsonb
+    LANGUAGE sql STABLE
+    SET search_path TO ''
+    AS $$
+  select coalesce(jsonb_agg(wake.id), '[]') from public.agent_wakes as wake
+    left join public.dispatcher_instances as owner on owner.id = wake.instance_id
+   where wake.gateway_id = p_instance.gateway_id and wake.state in ('starting', 'running') and wake.instance_id is distinct from p_instance.id
+     and (owner.id is null or owner.state <> 'running' or public.is_instance_silent(owner))
+$$;
+
+COMMENT ON FUNCTION public.wakes_without_owner(p_instance public.dispatcher_instances) IS 'Live wakes of the instance''s gateway whose own instance is gone, stopped or silent: nobody watches their time, so whoever hears of them sweeps.';
 
 CREATE FUNCTION public.workflow_age_points(p_queued_at timestamp with time zone, p_now timestamp with time zone) RETURNS integer
     LANGUAGE sql IMMUTABLE
@@ -5501,6 +5540,9 @@ GRANT ALL ON FUNCTION public.inbox_retry_delay(p_attempt integer) TO service_rol
 REVOKE ALL ON FUNCTION public.is_in_budget_scope(p_scope text, p_scope_id text, p_agent_id text, p_department_id text, p_workflow_type text) FROM PUBLIC;
 GRANT ALL ON FUNCTION public.is_in_budget_scope(p_scope text, p_scope_id text, p_agent_id text, p_department_id text, p_workflow_type text) TO service_role;
 
+REVOKE ALL ON FUNCTION public.is_instance_silent(p_instance public.dispatcher_instances) FROM PUBLIC;
+GRANT ALL ON FUNCTION public.is_instance_silent(p_instance public.dispatcher_instances) TO service_role;
+
 REVOKE ALL ON FUNCTION public.lease_busy_inbox_item(p_agent_id uuid, p_lease_seconds integer, p_lease_token uuid, p_wake_id uuid) FROM PUBLIC;
 GRANT ALL ON FUNCTION public.lease_busy_inbox_item(p_agent_id uuid, p_lease_seconds integer, p_lease_token uuid, p_wake_id uuid) TO service_role;
 
@@ -5731,6 +5773,9 @@ GRANT ALL ON FUNCTION public.wake_has_progress(p_wake public.agent_wakes) TO ser
 
 REVOKE ALL ON FUNCTION public.wakes_to_stop(p_instance_id uuid) FROM PUBLIC;
 GRANT ALL ON FUNCTION public.wakes_to_stop(p_instance_id uuid) TO service_role;
+
+REVOKE ALL ON FUNCTION public.wakes_without_owner(p_instance public.dispatcher_instances) FROM PUBLIC;
+GRANT ALL ON FUNCTION public.wakes_without_owner(p_instance public.dispatcher_instances) TO service_role;
 
 REVOKE ALL ON FUNCTION public.workflow_age_points(p_queued_at timestamp with time zone, p_now timestamp with time zone) FROM PUBLIC;
 GRANT ALL ON FUNCTION public.workflow_age_points(p_queued_at timestamp with time zone, p_now timestamp with time zone) TO service_role;

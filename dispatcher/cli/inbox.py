@@ -73,7 +73,10 @@ def show_item(item: Annotated[UUID, typer.Argument(help="Item id.")], as_json: J
 
 @app.command("requeue")
 def requeue(
-    items: Annotated[list[UUID] | None, typer.Argument(help="Item ids; none: all that a stall set aside.")] = None,
+    items: Annotated[
+        list[UUID] | None,
+        typer.Argument(help="Item ids; none: all that a stall set aside, with --agent also what a chain limit did."),
+    ] = None,
     agent: Agent = None,
     as_json: Json = False,
 ) -> None:

@@ -31,12 +31,14 @@ class Heartbeat:
     broadcast_available: bool
     fenced: tuple[UUID, ...]
     unattended: tuple[OpenWake, ...]
+    orphaned: frozenset[UUID]
 
     @classmethod
     def from_json(cls, answer: Mapping[str, Any]) -> Heartbeat:
         fenced = tuple(UUID(wake) for wake in answer["fenced"])
         unattended = tuple(OpenWake.from_json(row) for row in answer["unattended"])
-        return cls(answer["renewed"], answer["broadcast_available"], fenced, unattended)
+        orphaned = frozenset(UUID(wake) for wake in answer["orphaned"])
+        return cls(answer["renewed"], answer["broadcast_available"], fenced, unattended, orphaned)
 
 
 @dataclass(frozen=True, slots=True)

@@ -74,6 +74,7 @@ class Heart:
         on_broadcast_available: Callable[[bool], None],
         on_fenced: Callable[[UUID], None],
         on_unattended: Callable[[Sequence[OpenWake]], None],
+        on_orphaned: Callable[[], None],
         register_again: Callable[[], object],
         file: HeartbeatFile,
     ) -> None:
@@ -85,6 +86,8 @@ class Heart:
         self._on_broadcast_available = on_broadcast_available
         self._on_fenced = on_fenced
         self._on_unattended = on_unattended
+        self._on_orphaned = on_orphaned
+        self._orphaned: frozenset[UUID] = frozenset()
         self._register_again = register_again
         self._file = file
 
@@ -107,5 +110,9 @@ class Heart:
         for wake_id in answer.fenced:
             self._on_fenced(wake_id)
         self._on_unattended(answer.unattended)
+        # Once for each: what a sweep could not settle (another host's, say) waits for its deadline.
+        if answer.orphaned - self._orphaned:
+            self._on_orphaned()
+        self._orphaned = answer.orphaned
         if answer.renewed:
             log.debug(events.LEASE_RENEWED, msg=f"Renewed {answer.renewed} lease(s)", leases=answer.renewed)

@@ -495,6 +495,7 @@ language plpgsql volatile set search_path = ''
 as $$
 declare
   v_item record;
+  v_agent record;
 begin
   -- A daemon that dies again and again over one item must end too: a lost wake during which nothing was leased costs its first item an attempt.
   if exists (select from public.inbox_item_leases where wake_id = p_wake.id) then
@@ -505,10 +506,17 @@ begin
   returning id, attempt_count, max_attempts into v_item;
   if v_item.attempt_count >= v_item.max_attempts then
     perform public.give_up_item(v_item.id, 'worker lost');
+    select slug, tenant_id into v_agent from public.agents where id = p_wake.agent_id;
+    insert into public.notifications (tenant_id, type, title, body, entity_type, entity_id, actor_type, actor_agent_id, meta)
+    values (v_agent.tenant_id, 'worker_lost', format('An item of agent %s was given up', v_agent.slug),
+            format('%s daemon(s) were lost before its run could be seen to begin or end. `dispatcher inbox requeue %s` brings it back.',
+                   v_item.attempt_count, v_item.id),
+            'agent', p_wake.agent_id, 'system', p_wake.agent_id, jsonb_build_object('item_id', v_item.id, 'attempts', v_item.attempt_count));
   end if;
 end
 $$;
-comment on function public.spend_attempt_of_lost_wake(public.agent_wakes) is 'A poison item ends at max_attempts also when it is the daemon that dies of it.';
+comment on function public.spend_attempt_of_lost_wake(public.agent_wakes) is
+  'A poison item ends at max_attempts also when it is the daemon that dies of it; a notification says so, for a daemon may die of something else.';
 
 create or replace function public.mark_agent_stalled(p_agent_id uuid) returns integer
 language plpgsql volatile set search_path = ''
@@ -800,6 +808,24 @@ $$;
 comment on function public.renew_wake_leases(uuid, uuid[], integer) is
   'Prolongs the leases taken during the given live wakes of this instance, so that a lease never ends before the work. Answers how many.';
 
+create or replace function public.is_instance_silent(p_instance public.dispatcher_instances) returns boolean
+language sql stable set search_path = ''
+as $$
+  select p_instance.last_heartbeat_at < now() - make_interval(secs => coalesce((p_instance.settings ->> 'instance_timeout')::double precision, 45))
+$$;
+comment on function public.is_instance_silent(public.dispatcher_instances) is 'Whether an instance has sent no heartbeat for longer than its own instance_timeout.';
+
+create or replace function public.wakes_without_owner(p_instance public.dispatcher_instances) returns jsonb
+language sql stable set search_path = ''
+as $$
+  select coalesce(jsonb_agg(wake.id), '[]') from public.agent_wakes as wake
+    left join public.dispatcher_instances as owner on owner.id = wake.instance_id
+   where wake.gateway_id = p_instance.gateway_id and wake.state in ('starting', 'running') and wake.instance_id is distinct from p_instance.id
+     and (owner.id is null or owner.state <> 'running' or public.is_instance_silent(owner))
+$$;
+comment on function public.wakes_without_owner(public.dispatcher_instances) is
+  'Live wakes of the instance''s gateway whose own instance is gone, stopped or silent: nobody watches their time, so whoever hears of them sweeps.';
+
 create or replace function public.heartbeat_dispatcher_instance(p_instance_id uuid, p_live_wake_ids uuid[], p_nonce uuid, p_facts jsonb) returns jsonb
 language plpgsql volatile set search_path = '' set lock_timeout = '3s'
 as $$
@@ -822,7 +848,8 @@ begin
   select jsonb_agg(public.open_wake_facts(wake) order by wake.claimed_at) into v_unattended from public.agent_wakes as wake
    where wake.instance_id = p_instance_id and wake.state in ('starting', 'running') and wake.id <> all (p_live_wake_ids);
   return jsonb_build_object('renewed', v_renewed, 'broadcast_available', public.broadcast_hints_available(),
-                            'fenced', coalesce(v_fenced, '[]'), 'unattended', coalesce(v_unattended, '[]'), 'now', now());
+                            'fenced', coalesce(v_fenced, '[]'), 'unattended', coalesce(v_unattended, '[]'),
+                            'orphaned', public.wakes_without_owner(v_instance), 'now', now());
 end
 $$;
 comment on function public.heartbeat_dispatcher_instance(uuid, uuid[], uuid, jsonb) is
@@ -934,8 +961,8 @@ begin
     if found then
       insert into public.notifications (tenant_id, type, title, body, entity_type, entity_id, actor_type, actor_agent_id, meta)
       values (v_chain.tenant_id, 'wake_chain_limit', format('Agent %s was stopped in a chain of wakes', v_chain.slug),
-              format('Agents woke each other %s times in a row; %s item(s) were set aside. `dispatcher inbox requeue` brings them back.',
-                     v_chain.depth, cardinality(v_chain.item_ids)),
+              format('Agents woke each other %s times in a row; %s item(s) were set aside. `dispatcher inbox requeue --agent %s` brings them back.',
+                     v_chain.depth, cardinality(v_chain.item_ids), v_chain.slug),
               'agent', v_chain.id, 'system', v_chain.id, jsonb_build_object('chain_depth', v_chain.depth, 'item_ids', v_chain.item_ids));
     end if;
   end loop;
@@ -1080,8 +1107,8 @@ comment on function public.sweep_inbox(uuid, integer, uuid) is
 create or replace function public.gateway_settings(p_gateway_id uuid) returns jsonb
 language sql stable set search_path = ''
 as $$
-  select settings from public.dispatcher_instances where gateway_id = p_gateway_id
-   order by (state = 'running' and last_heartbeat_at > now() - interval '1 minute') desc, last_heartbeat_at desc limit 1
+  select settings from public.dispatcher_instances as instance where gateway_id = p_gateway_id
+   order by (state = 'running' and not public.is_instance_silent(instance)) desc, last_heartbeat_at desc limit 1
 $$;
 comment on function public.gateway_settings(uuid) is 'The settings of the gateway''s most recent daemon; NULL when none ever ran.';
 
@@ -1120,8 +1147,8 @@ begin
   end if;
   return jsonb_build_object('code', 'ok', 'agent', v_agent.slug, 'agent_id', v_agent.id, 'blocked', to_jsonb(v_gates.blocked),
                             'retry_in', extract(epoch from v_gates.retry_at - now()), 'requested', not p_dry_run and v_gates.blocked <@ array['concurrency_limit'],
-                            'daemons', (select count(*) from public.dispatcher_instances where gateway_id = v_gateway_id and state = 'running'
-                                          and last_heartbeat_at > now() - interval '45 seconds'), 'now', clock_timestamp());
+                            'daemons', (select count(*) from public.dispatcher_instances as instance where gateway_id = v_gateway_id and state = 'running'
+                                          and not public.is_instance_silent(instance)), 'now', clock_timestamp());
 end
 $$;
 comment on function public.request_wake(uuid, text, text, boolean, jsonb) is
@@ -1140,7 +1167,9 @@ begin
       join public.gateways as gateway on gateway.id = agent.gateway_id
      where item.tenant_id = p_tenant_id and (gateway.slug = p_gateway or gateway.id::text = p_gateway)
        and (p_agent is null or agent.slug = p_agent or agent.id::text = p_agent)
-       and case when p_item_ids is null then item.status = 'failed' and (item.context ->> 'last_failure_reason' = 'agent_stalled')
+       and case when p_item_ids is null
+                then (item.status = 'failed' and item.context ->> 'last_failure_reason' = 'agent_stalled')
+                  or (p_agent is not null and item.status = 'dead_letter' and item.context ->> 'last_failure_reason' like 'wake chain limit%')
                 else item.id = any (p_item_ids) and item.status in ('failed', 'dead_letter') end
      for update of item
   ), requeued as (
@@ -1152,7 +1181,7 @@ begin
     update public.inbox_item_origins as origin set chain_depth = 0 from requeued where origin.item_id = requeued.id
   )
   select array_agg(id), array_agg(distinct agent_id) into v_ids, v_agents from requeued;
-  update public.agent_wake_state as state set consecutive_failures = 0, stalled_at = null, updated_at = now()
+  update public.agent_wake_state as state set consecutive_failures = 0, stalled_at = null, chain_notified_at = null, updated_at = now()
     from public.agents as agent join public.gateways as gateway on gateway.id = agent.gateway_id
    where agent.id = state.agent_id and agent.tenant_id = p_tenant_id and (gateway.slug = p_gateway or gateway.id::text = p_gateway)
      and (agent.id = any (v_agents) or agent.slug = p_agent or agent.id::text = p_agent);
@@ -1160,7 +1189,7 @@ begin
 end
 $$;
 comment on function public.requeue_inbox_items(uuid, text, text, uuid[]) is
-  'Brings items back to pending and clears their agents'' stall: the given failed or dead_letter ids, or all that a stall set aside. Spent attempts start anew.';
+  'Brings items back to pending and clears their agents'' stall: the given failed or dead_letter ids, or all that a stall set aside, of one agent also what a chain limit did. Spent attempts start anew.';
 
 create or replace function public.expire_inbox_items(p_tenant_id uuid, p_gateway text, p_item_ids uuid[], p_reason text) returns jsonb
 language plpgsql volatile set search_path = ''
@@ -1215,6 +1244,7 @@ as $$
 declare
   v_gateway record;
   v_settings jsonb;
+  v_is_full boolean;
 begin
   select id, slug into v_gateway from public.gateways where tenant_id = p_tenant_id and (slug = p_gateway or id::text = p_gateway);
   if v_gateway is null then
@@ -1222,12 +1252,18 @@ begin
       coalesce((select jsonb_agg(slug order by slug) from public.gateways where tenant_id = p_tenant_id), '[]'));
   end if;
   v_settings := coalesce(public.gateway_settings(v_gateway.id), p_settings);
+  v_is_full := (select count(*) from public.agent_wakes where gateway_id = v_gateway.id and state in ('starting', 'running'))
+               >= (v_settings ->> 'max_concurrent_wakes')::integer;
   return jsonb_build_object(
     'code', 'ok', 'gateway', v_gateway.slug, 'now', now(),
-    'instances', (select coalesce(jsonb_agg(jsonb_build_object('id', id, 'state', case when state = 'running' and last_heartbeat_at < now() - interval '45 seconds' then 'silent' else state end,
+    -- Of one that has gone the last word is no news: how it did then would read as how it does now.
+    'instances', (select coalesce(jsonb_agg(jsonb_build_object('id', id, 'state', seen.state,
                     'hostname', hostname, 'pid', pid, 'version', version, 'started_at', started_at, 'last_heartbeat_at', last_heartbeat_at,
-                    'last_sweep_at', last_sweep_at, 'last_sweep', last_sweep, 'realtime', realtime, 'health', health) order by started_at desc), '[]')
-                    from public.dispatcher_instances where gateway_id = v_gateway.id and (state = 'running' or last_heartbeat_at > now() - interval '1 hour')),
+                    'last_sweep_at', last_sweep_at, 'last_sweep', last_sweep, 'realtime', case when seen.state = 'running' then realtime else '{}' end,
+                    'health', case when seen.state = 'running' then health else '{}' end) order by started_at desc), '[]')
+                    from public.dispatcher_instances as instance
+                    cross join lateral (select case when instance.state = 'running' and public.is_instance_silent(instance) then 'silent' else instance.state end) as seen (state)
+                   where gateway_id = v_gateway.id and (instance.state = 'running' or last_heartbeat_at > now() - interval '1 hour')),
     'wakes', (select coalesce(jsonb_agg(jsonb_build_object('wake_id', wake.id, 'agent', agent.slug, 'state', wake.state, 'path', wake.path, 'pid', wake.pid,
                     'claimed_at', wake.claimed_at, 'seconds', round(extract(epoch from now() - wake.claimed_at))) order by wake.claimed_at), '[]')
                 from public.agent_wakes as wake join public.agents as agent on agent.id = wake.agent_id
@@ -1237,7 +1273,8 @@ begin
                   where agent.gateway_id = v_gateway.id and state.waitlisted_at is not null),
     'backlog', public.gateway_backlog(v_gateway.id),
     'agents', (select coalesce(jsonb_agg(jsonb_build_object('agent', agent.slug, 'status', agent.status, 'items', work.items,
-                    'blocked', to_jsonb(gates.blocked), 'retry_in', round(extract(epoch from gates.retry_at - now())),
+                    'blocked', to_jsonb(gates.blocked || case when v_is_full and cardinality(gates.blocked) = 0 then array['concurrency_limit'] else '{}' end),
+                    'retry_in', round(extract(epoch from gates.retry_at - now())),
                     'failures', coalesce(state.consecutive_failures, 0), 'stalled_at', state.stalled_at, 'last_wake_at', state.last_claimed_at,
                     'last_end', state.last_end_state,
                     'budget', (select jsonb_build_object('status', budget.status, 'limit_usd', budget.monthly_limit_usd, 'spend_usd', budget.current_period_spend_usd)

@@ -148,7 +148,7 @@ begin
                        'wake_grant', 'claim_one_wake', 'running_instance', 'claim_wakes', 'claim_waiting_wakes', 'start_wake',
                        'wake_has_progress', 'give_up_item', 'release_wake_leases', 'spend_attempt_of_lost_wake', 'mark_agent_stalled', 'wake_end_state',
                        'end_wake', 'wait_for_next_wake', 'report_wakes', 'broadcast_hints_available', 'open_wake_facts', 'open_wakes_of_others',
-                       'register_dispatcher_instance', 'adopt_wake', 'renew_wake_leases', 'heartbeat_dispatcher_instance', 'stop_dispatcher_instance',
+                       'register_dispatcher_instance', 'adopt_wake', 'renew_wake_leases', 'is_instance_silent', 'wakes_without_owner', 'heartbeat_dispatcher_instance', 'stop_dispatcher_instance',
                        'expire_stale_items', 'bury_spent_items', 'stop_wake_chains', 'settle_stalled_agents', 'fill_waitlist', 'sweep_inbox',
                        'gateway_settings', 'request_wake', 'requeue_inbox_items', 'expire_inbox_items', 'list_inbox_items', 'dispatcher_status',
                        'send_gateway_hint', 'hint_inbox_insert', 'note_inbox_update', 'hint_agent_change', 'hint_budget_change')

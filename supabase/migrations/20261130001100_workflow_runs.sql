@@ -164,7 +164,7 @@ as $$
 begin
   perform public.send_gateway_hint(live.gateway_id, 'run', jsonb_build_object('run_id', p_run_id))
      from (select distinct instance.gateway_id from public.dispatcher_instances as instance
-            where instance.tenant_id = p_tenant_id and instance.state = 'running' and instance.last_heartbeat_at > now() - interval '45 seconds'
+            where instance.tenant_id = p_tenant_id and instance.state = 'running' and not public.is_instance_silent(instance)
             limit 20) as live;
 exception when others then
   -- A hint is worth less than the row it speaks of; the next tick finds the row.

@@ -179,7 +179,7 @@ def test_ff45_wakes_of_a_dead_daemon_are_taken_over_by_a_living_one(
     first = start_daemon(HEARTBEAT_INTERVAL=1, INSTANCE_TIMEOUT=4).ready()
     seed.item("ada")
     running(database, stub_agent)
-    second = start_daemon(HEARTBEAT_INTERVAL=1, INSTANCE_TIMEOUT=4, RECONCILE_INTERVAL=1, SHUTDOWN_GRACE=0).ready()
+    second = start_daemon(HEARTBEAT_INTERVAL=1, INSTANCE_TIMEOUT=4, SHUTDOWN_GRACE=0).ready()
     assert second.of("wake.adopted") == []
     first.kill()
     second.wait_for("wake.adopted")

@@ -172,6 +172,10 @@ def test_ff46_a_poison_item_ends_when_the_daemon_dies_of_it(database: Database, 
     assert wakes == 3
     row = item_row(database, item)
     assert (row["status"], row["attempt_count"], row["reason"]) == ("dead_letter", 3, "worker lost")
+    # Its daemon may have died of something else: somebody is told, and what to do about it.
+    [note] = database.rows("select type, body from notifications")
+    assert note["type"] == "worker_lost"
+    assert f"dispatcher inbox requeue {item}" in note["body"]
 
 
 def test_a_spawn_that_fails_costs_no_attempt(database: Database, seed: Seed, dispatcher) -> None:
@@ -212,6 +216,39 @@ def test_requeue_clears_the_stall_and_brings_items_back(database: Database, seed
     )
     assert answer == {"requeued": 1, "item_ids": [str(item)]}
     assert daemon.claim(agent)["granted"] is True
+
+
+def test_a_heartbeat_names_wakes_whose_own_daemon_is_silent(database: Database, seed: Seed, dispatcher) -> None:
+    """By the silence that the silent one's own settings allow."""
+    agent = seed.agent("ada")
+    seed.item("ada")
+    owner, other = dispatcher(instance_timeout=200), dispatcher()
+    grant = owner.claim(agent)
+    owner.started(grant)
+    database.execute("update dispatcher_instances set last_heartbeat_at = now() - interval '100 seconds'")
+    assert other.heartbeat()["orphaned"] == []
+    database.execute("update dispatcher_instances set last_heartbeat_at = now() - interval '201 seconds'")
+    assert other.heartbeat()["orphaned"] == [grant["wake_id"]]
+    assert owner.heartbeat(grant)["orphaned"] == []
+
+
+def test_status_tells_the_living_from_the_silent_and_what_the_cap_holds(
+    database: Database, seed: Seed, dispatcher
+) -> None:
+    seed.item("bob")
+    agent = seed.agent("ada")
+    seed.item("ada")
+    silent, living = dispatcher(instance_timeout=6), dispatcher(instance_timeout=200, max_concurrent_wakes=1)
+    living.started(living.claim(agent))
+    living.heartbeat()
+    database.execute("update dispatcher_instances set last_heartbeat_at = now() - interval '60 seconds'")
+    database.execute("""update dispatcher_instances set health = '{"status": "ok"}'""")
+    status = living.call("dispatcher_status", p_tenant_id=uuid.UUID(int=0), p_gateway="local", p_settings={})
+    seen = {row["id"]: (row["state"], row["health"]) for row in status["instances"]}
+    assert seen == {silent.id: ("silent", {}), living.id: ("running", {"status": "ok"})}
+    blocked = {row["agent"]: row["blocked"] for row in status["agents"]}
+    assert blocked["bob"] == ["concurrency_limit"]
+    assert "wake_in_flight" in blocked["ada"]
 
 
 def test_a_slow_agent_that_works_cannot_stall_by_time_outs(database: Database, seed: Seed, dispatcher) -> None:
@@ -467,6 +504,17 @@ class TestChains:
         self.deep(database, third, 7)
         daemon.sweep(limit=2)
         assert database.value("select count(*) from notifications where type = 'wake_chain_limit'") == 1
+        # What the notification says to do does it, and a chain that goes on then is told of again.
+        assert "dispatcher inbox requeue --agent ada" in database.value("select body from notifications")
+        tenant = {"p_tenant_id": uuid.UUID(int=0), "p_gateway": "local", "p_item_ids": None}
+        assert daemon.call("requeue_inbox_items", **tenant, p_agent=None)["requeued"] == 0
+        assert daemon.call("requeue_inbox_items", **tenant, p_agent="ada")["requeued"] == 3
+        self.deepen(database, third, 7)
+        daemon.sweep(limit=2)
+        assert database.value("select count(*) from notifications where type = 'wake_chain_limit'") == 2
+
+    def deepen(self, database: Database, item: uuid.UUID, depth: int) -> None:
+        database.execute("update inbox_item_origins set chain_depth = %s where item_id = %s", [depth, item])
 
     def test_ff54_the_claim_computes_the_depth(self, database: Database, seed: Seed, dispatcher) -> None:
         agent = seed.agent("ada")

@@ -336,7 +336,7 @@ class Supervisor:
             if wake.stop_cause is not None:
                 return self._ended_by_us(wake, "stopped", wake.stop_cause)
             if time.monotonic() >= wake.deadline:
-                return self._ended_by_us(wake, "timed_out", f"ran longer than {wake.timeout_seconds:g} s")
+                return self._ended_by_us(wake, "timed_out", f"ran longer than {_shown(wake.timeout_seconds)} s")
 
     def _ended_by_itself(self, wake: WakeProcess) -> Ending:
         duration = wake.duration_s
@@ -446,6 +446,11 @@ class Supervisor:
         if overdue > OVERDUE_MARGIN:
             log.error(events.PROCESS_NUDGED, msg=f"{wake.agent} is overdue", wake_id=wake.wake_id)
             wake.nudge()
+
+
+def _shown(seconds: float) -> str:
+    """Whole seconds where they say enough: the time of an adopted process is what was left of it."""
+    return f"{seconds:.0f}" if seconds >= 10 else f"{seconds:g}"
 
 
 def _announce(wake: WakeProcess, on_started: Callable[[WakeProcess], object] | None) -> None:

@@ -75,6 +75,8 @@ class Service(ABC):
 
 # When the function that gives an interval raises.
 SECONDS_WITHOUT_ANSWER: Final = 5.0
+# After a beat that failed, where the interval is fixed: what failed for a moment must not look failed for a minute.
+SECONDS_AFTER_FAILURE: Final = 5.0
 
 
 class PeriodicService(Service):
@@ -97,7 +99,8 @@ class PeriodicService(Service):
     ) -> None:
         super().__init__(name)
         self._beat = beat
-        self._interval = interval if callable(interval) else lambda: interval
+        self._interval = interval if callable(interval) else lambda: self._fixed_interval(interval)
+        self._has_failed = False
         self._health = health
         self._spread = spread
         self._fatal = fatal
@@ -122,6 +125,9 @@ class PeriodicService(Service):
             self._beat_once()
             self._early.wait(jittered(self._seconds_to_next(), self._spread, self._draw))
 
+    def _fixed_interval(self, seconds: float) -> float:
+        return min(seconds, SECONDS_AFTER_FAILURE) if self._has_failed else seconds
+
     def _seconds_to_next(self) -> float:
         try:
             return self._interval()
@@ -142,8 +148,10 @@ class PeriodicService(Service):
                 # Of a database that is away the way through our own code tells nobody anything.
                 exc_info=None if isinstance(error, DispatcherError) else error,
             )
+            self._has_failed = True
             if self._health is not None:
                 self._health.failed(error)
         else:
+            self._has_failed = False
             if self._health is not None:
                 self._health.succeeded()

@@ -572,6 +572,21 @@ def test_a_beat_that_fails_shows_the_way_through_our_code_where_that_is_at_fault
     assert (line["exc_info"] is not None) == has_trace
 
 
+def test_a_beat_that_failed_is_made_again_soon_and_one_that_worked_at_its_time() -> None:
+    """What failed for a moment must not look failed for as long as a long interval."""
+    answers = iter([ServiceUnavailable("away"), None])
+
+    def beat() -> None:
+        if (answer := next(answers)) is not None:
+            raise answer
+
+    service = PeriodicService("monitor", beat, 3600)
+    service._beat_once()
+    assert service._seconds_to_next() == 5.0
+    service._beat_once()
+    assert service._seconds_to_next() == 3600
+
+
 def test_the_interval_is_asked_anew_and_jittered() -> None:
     asked: list[float] = []
     service: PeriodicService

@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import json
 import os
+import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, Final
@@ -70,7 +71,7 @@ class Heart:
         *,
         live_wakes: Callable[[], Iterable[UUID]],
         facts: Callable[[], Mapping[str, Any]],
-        expect_canary: Callable[[str], None],
+        expect_canary: Callable[[str, float], None],
         on_broadcast_available: Callable[[bool], None],
         on_fenced: Callable[[UUID], None],
         on_unattended: Callable[[Sequence[OpenWake]], None],
@@ -95,7 +96,7 @@ class Heart:
         """Writes the file, then the row. Raises when the row could not be written."""
         facts = self._facts()
         self._file.write(facts)
-        nonce = uuid4()
+        nonce, asked_at = uuid4(), time.monotonic()
         live = list(self._live_wakes())
         try:
             answer = self._store.heartbeat(self._instance_id, live, nonce, facts)
@@ -105,7 +106,7 @@ class Heart:
             log.warning(events.INSTANCE_GONE, msg="The row of this instance is gone; registering it again")
             self._register_again()
             return
-        self._expect_canary(str(nonce))
+        self._expect_canary(str(nonce), asked_at)
         self._on_broadcast_available(answer.broadcast_available)
         for wake_id in answer.fenced:
             self._on_fenced(wake_id)

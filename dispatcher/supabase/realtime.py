@@ -94,12 +94,14 @@ class RealtimeService(Service):
             self._supervisor.broadcast_available = available
             self._in_loop(self._supervisor.poke)
 
-    def expect_canary(self, nonce: str) -> None:
+    def expect_canary(self, nonce: str, asked_at: float | None = None) -> None:
         """A heartbeat with this nonce has been committed, or is about to be; it must come back soon.
 
-        Best called after the heartbeat succeeded: a frame that was faster is remembered.
+        Best called after the heartbeat succeeded: a frame that was faster is remembered. `asked_at`: when the call of
+        the heartbeat began, on the monotonic clock; a path that was not ready by then may have missed it.
         """
-        self._in_loop(self._supervisor.expect_canary, nonce, time.monotonic())
+        now = time.monotonic()
+        self._in_loop(self._supervisor.expect_canary, nonce, now, now if asked_at is None else asked_at)
 
     def forget_canary(self, nonce: str) -> None:
         """The heartbeat that was announced failed: its absence means nothing."""

@@ -166,6 +166,10 @@ class PathHealth:
         if self.phase is Phase.JOINING:
             self._enter(Phase.READY, now)
 
+    def was_ready(self, moment: float) -> bool:
+        """Whether events have flowed since `moment` at the latest, and still do."""
+        return self.phase is Phase.READY and self._phase_since <= moment
+
     def lost(self, now: float, trouble: Trouble, cause: str) -> None:
         """It no longer carries hints; it is to be joined again at `retry_at`."""
         self._leave_ready(now)

@@ -144,12 +144,12 @@ class Supervisor:
         """Something the supervisor looks at has changed."""
         self._events.put_nowait(None)
 
-    def expect_canary(self, nonce: str, now: float) -> None:
-        """A heartbeat with this nonce was sent at `now`."""
+    def expect_canary(self, nonce: str, now: float, asked_at: float) -> None:
+        """A heartbeat with this nonce was sent between `asked_at` and `now`."""
         if self._session is None:
             return
         for path in self.paths.values():
-            if path.phase is Phase.READY and self._session.hears_canary(path.name):
+            if path.was_ready(asked_at) and self._session.hears_canary(path.name):
                 path.canary.expect(nonce, now)
 
     def forget_canary(self, nonce: str) -> None:

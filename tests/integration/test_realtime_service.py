@@ -2,6 +2,7 @@
 
 import logging
 import threading
+import time
 from collections.abc import Callable, Iterator
 from typing import Any
 
@@ -390,6 +391,18 @@ def test_a_missing_canary_is_deafness_cured_by_a_rejoin_on_the_same_socket(
     server.broadcast("canary", {"instance_id": INSTANCE, "nonce": "n2"})
     listener.until("ready")
     assert listener.state.gaps == 1
+
+
+def test_a_heartbeat_that_began_before_the_path_was_ready_is_no_canary_of_it(
+    server: PhoenixServer, listen: Listen
+) -> None:
+    """Its frame may have been sent a moment before the join: a path that has just begun would be deaf at once."""
+    asked_at = time.monotonic()
+    listener = listen()
+    listener.until("ready")
+    listener.service.expect_canary("n1", asked_at)
+    time.sleep(QUICK.canary + 0.5)
+    assert (len(server.joins()), listener.state.status) == (1, "ready")
 
 
 def test_a_path_that_stays_deaf_gets_a_fresh_client(server: PhoenixServer, listen: Listen) -> None:

@@ -8,6 +8,8 @@ from pathlib import Path
 from typing import Final
 from urllib.parse import urlsplit
 
+from dispatcher.text import CONTROL
+
 WAKE_MARKER: Final = "DISPATCHER_WAKE_ID"
 # Linux takes 128 KiB for one argument; the whole command line stays below this, ends counted.
 MAX_COMMAND_BYTES: Final = 100 * 1024 - 1
@@ -28,7 +30,6 @@ ALLOWED_PREFIXES: Final = ("LC_", "XDG_", "OPENCLAW_")
 # Handed on where a host has no other way out; one with a password in it only when named for passing on.
 PROXY_NAMES: Final = frozenset({"http_proxy", "https_proxy", "all_proxy", "no_proxy"})
 
-_UNPRINTABLE: Final = re.compile(r"[\x00-\x1f\x7f-\x9f\u2028\u2029\ud800-\udfff]")
 _UNFIT_IN_TEXT: Final = re.compile(r"[\x00-\x08\x0b-\x1f\x7f-\x9f\ud800-\udfff]")
 
 
@@ -39,7 +40,7 @@ def option_value(value: object) -> str | None:
     """
     if not isinstance(value, str) or not value.strip() or len(value) > MAX_OPTION_CHARACTERS:
         return None
-    return None if value.startswith("-") or _UNPRINTABLE.search(value) else value
+    return None if value.startswith("-") or CONTROL.search(value) else value
 
 
 def build_argv(

@@ -13,6 +13,7 @@ from typing import Any, Final
 from dispatcher import events
 from dispatcher.errors import InvalidAgentId
 from dispatcher.logs import get_logger
+from dispatcher.text import CONTROL
 
 log = get_logger(__name__)
 
@@ -21,7 +22,6 @@ MAX_CONFIG_BYTES: Final = 8 * 1024 * 1024
 CONFIG_NAME: Final = "openclaw.json"
 
 _NOT_IN_IDS: Final = re.compile(r"[^a-z0-9_-]+")
-_CONTROL: Final = re.compile(r"[\x00-\x1f\x7f-\x9f\u2028\u2029\ud800-\udfff]")
 
 # What tells one state of a file from another; None: there is no file.
 Signature = tuple[str, int, int, int] | None
@@ -77,7 +77,7 @@ def possible_ids(known: Iterable[str], workspace_slug: str | None, agent_slug: s
 def _check_slug(slug: str | None) -> None:
     if not slug:
         return
-    if _CONTROL.search(slug):
+    if CONTROL.search(slug):
         raise InvalidAgentId(f"slug {slug!a} has control characters")
     if not normalise_id(slug):
         raise InvalidAgentId(f"slug {slug!r} has nothing OpenClaw keeps in an id: it would run another agent")

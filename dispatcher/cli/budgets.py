@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import sys
 from collections.abc import Mapping, Sequence
 from typing import Annotated, Any, Final, NoReturn
 from uuid import UUID
@@ -12,7 +11,7 @@ import typer
 from dispatcher.cli.arguments import MAX_TOKENS, MAX_USD, one_of
 from dispatcher.cli.connection import Operator, operator
 from dispatcher.cli.main import new_app
-from dispatcher.cli.output import print_json, print_table
+from dispatcher.cli.output import print_json, print_line, print_table
 from dispatcher.errors import DispatcherError
 from dispatcher.supabase.rest_payload import equals
 
@@ -98,7 +97,8 @@ def set_budget(
         raise DispatcherError("; ".join(answer.get("faults") or [f"no budget {budget} in this tenant"]))
     _tell(answer, as_json, f"Budget {answer['budget']['id']} ({name}) is set.")
     if not is_known:
-        print(f"No {scope} {scope_id!r} is known here yet: until there is one, nothing counts in it.", file=sys.stderr)
+        text = f"No {scope} {scope_id!r} is known here yet: until there is one, nothing counts in it."
+        print_line(text, to_stderr=True)
 
 
 def _is_known(gateway: Operator, scope: str, scope_id: str) -> bool:
@@ -162,4 +162,4 @@ def _tell(answer: Mapping[str, Any], as_json: bool, text: str) -> None:
     if as_json:
         print_json(answer)
     else:
-        print(text)
+        print_line(text)

@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-import sys
 from typing import Annotated
 
 import typer
 
-from dispatcher.cli.output import print_json, print_table
+from dispatcher.cli.output import print_json, print_line, print_table
 from dispatcher.config import Settings, load_settings, settings_table
 from dispatcher.errors import SettingsError
 
@@ -47,9 +46,9 @@ def _report_faults(error: SettingsError, as_json: bool) -> None:
         print_json({"ok": False, "faults": error.faults})
         return
     count = len(error.faults)
-    print(f"dispatcher: {count} fault{'s' if count > 1 else ''} in the settings:", file=sys.stderr)
+    print_line(f"dispatcher: {count} fault{'s' if count > 1 else ''} in the settings:", to_stderr=True)
     for fault in error.faults:
-        print(f"  {fault}", file=sys.stderr)
+        print_line(f"  {fault}", to_stderr=True)
 
 
 def _report_values(values: dict[str, str], as_json: bool) -> None:
@@ -57,4 +56,4 @@ def _report_values(values: dict[str, str], as_json: bool) -> None:
         print_json({"ok": True, "settings": values})
         return
     print_table(("setting", "value"), values.items())
-    print("The settings are valid.")
+    print_line("The settings are valid.")

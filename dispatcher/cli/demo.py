@@ -19,6 +19,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from dispatcher.errors import DispatcherError
+from dispatcher.text import printable
 
 if TYPE_CHECKING:
     import psycopg
@@ -270,9 +271,9 @@ _TELLERS: dict[str, Callable[[Mapping[str, Any]], str]] = {
 def _tell(line: Mapping[str, Any]) -> None:
     teller = _TELLERS.get(line["event"])
     if teller is not None:
-        _say(f"  {teller(line)}")
+        _say(f"  {printable(teller(line))}")
     elif line["level"] in ("warning", "error"):
-        _say(f"  {line['level'].upper():<8} {line['msg']}")
+        _say(f"  {line['level'].upper():<8} {printable(line['msg'])}")
 
 
 def _scene(title: str) -> None:

@@ -10,7 +10,7 @@ from typing import Annotated, Any
 
 import typer
 
-from dispatcher.cli.output import print_json
+from dispatcher.cli.output import print_json, print_line
 
 DEFAULT_FILE = Path("/tmp/heartbeat.json")  # noqa: S108 - the published default; holds nothing secret
 STALE_BEATS = 3
@@ -29,7 +29,8 @@ def command(
     if as_json:
         print_json(verdict)
     else:
-        print("\n".join([verdict["status"], *(f"  {cause}" for cause in verdict["causes"])]))
+        for line in [verdict["status"], *(f"  {cause}" for cause in verdict["causes"])]:
+            print_line(line)
     if verdict["status"] not in ("ok", "degraded"):
         raise typer.Exit(1)
 

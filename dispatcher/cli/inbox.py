@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import sys
 from collections.abc import Mapping, Sequence
 from typing import Annotated, Any
 from uuid import UUID
@@ -11,7 +10,7 @@ import typer
 
 from dispatcher.cli.connection import operator
 from dispatcher.cli.main import new_app
-from dispatcher.cli.output import print_json, print_table
+from dispatcher.cli.output import print_json, print_line, print_table
 from dispatcher.errors import DispatcherError
 
 app = new_app(no_args_is_help=True, help="List, show, requeue and expire inbox items.")
@@ -106,8 +105,8 @@ def _tell(answer: Any, verb: str, as_json: bool, asked: Sequence[UUID], which: s
     if as_json:
         print_json(answer)
     else:
-        print(f"{answer[verb]} item(s) {verb}.")
+        print_line(f"{answer[verb]} item(s) {verb}.")
     left_alone = [str(item) for item in asked if str(item) not in answer["item_ids"]]
     if left_alone:
-        print(f"Not {verb}, because {which}: {', '.join(left_alone)}", file=sys.stderr)
+        print_line(f"Not {verb}, because {which}: {', '.join(left_alone)}", to_stderr=True)
         raise typer.Exit(1)

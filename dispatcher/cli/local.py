@@ -109,10 +109,12 @@ def _show_table(info: "StackInfo", directory: Path) -> None:
     from rich.table import Table
     from rich.text import Text
 
+    from dispatcher.text import printable
+
     rows = {**asdict(info), "directory": str(directory)}
     table = Table(title="Embedded Supabase", title_justify="left", show_header=False, box=box.SIMPLE)
     for name, value in rows.items():
-        table.add_row(name, Text(value))
+        table.add_row(name, Text(printable(value)))
     # Wider than the terminal rather than folded: a key must be copied in one piece.
     Console(width=max(map(len, rows.values())) + 30).print(table)
     typer.echo("Ready. Ctrl-C stops it; the data stays in the directory.")

@@ -6,7 +6,6 @@ Each command lives in a module of its own that is imported when the command is a
 
 from __future__ import annotations
 
-import sys
 from collections.abc import Mapping, Sequence
 from functools import cache
 from importlib import import_module
@@ -17,6 +16,7 @@ from typer.core import TyperGroup
 from typer.main import get_command, get_group
 
 import dispatcher
+from dispatcher.cli.output import print_line
 from dispatcher.errors import DispatcherError
 
 COMMANDS: Final[Mapping[str, str]] = {
@@ -101,7 +101,7 @@ def run_command_line(arguments: Sequence[str]) -> int:
     try:
         get_command(app)(args=list(arguments), prog_name="dispatcher")
     except DispatcherError as error:
-        print(f"dispatcher: {error}", file=sys.stderr)
+        print_line(f"dispatcher: {error}", to_stderr=True)
         return error.exit_code
     except SystemExit as ending:
         return _exit_code(ending)

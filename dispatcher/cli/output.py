@@ -6,6 +6,8 @@ import json
 import sys
 from collections.abc import Iterable, Sequence
 
+from dispatcher.text import printable
+
 # More than any table needs: one that does not fill its console is as wide as its content.
 UNBOUNDED_WIDTH = 1_000_000_000
 
@@ -15,18 +17,27 @@ def print_json(document: object) -> None:
     print(json.dumps(document, ensure_ascii=False, default=str))
 
 
+def print_line(text: str, *, to_stderr: bool = False) -> None:
+    """One line for a person, whatever the text holds."""
+    print(printable(text), file=sys.stderr if to_stderr else sys.stdout)
+
+
 def print_table(columns: Sequence[str], rows: Iterable[Sequence[object]], *, title: str | None = None) -> None:
-    """A table as wide as the terminal, or into a pipe as wide as its content; cells are literal, None is a dash."""
+    """A table as wide as the terminal, or into a pipe as wide as its content; cells are literal, None is a dash.
+
+    A cell is one line, and no character in it steers the terminal.
+    """
     from rich import box
     from rich.console import Console
     from rich.table import Table
     from rich.text import Text
 
-    table = Table(title=title, title_justify="left", box=box.SIMPLE_HEAD, pad_edge=False)
+    heading = Text(printable(title), style="table.title") if title else None
+    table = Table(title=heading, title_justify="left", box=box.SIMPLE_HEAD, pad_edge=False)
     for column in columns:
-        table.add_column(column, overflow="fold")
+        table.add_column(Text(printable(column)), overflow="fold")
     for row in rows:
-        table.add_row(*(Text("-" if cell is None else str(cell)) for cell in row))
+        table.add_row(*(Text("-" if cell is None else printable(str(cell))) for cell in row))
     if sys.stdout.isatty():
         Console().print(table)
         return

@@ -10,7 +10,7 @@ import typer
 from dispatcher.cli.arguments import MAX_INTEGER, told_agent
 from dispatcher.cli.connection import operator
 from dispatcher.cli.main import new_app
-from dispatcher.cli.output import print_json, print_table
+from dispatcher.cli.output import print_json, print_line, print_table
 from dispatcher.errors import DispatcherError
 from dispatcher.workflows.model import MAX_PRIORITY
 
@@ -94,4 +94,4 @@ def _tell(answer: Mapping[str, Any], as_json: bool, text: str) -> None:
     if as_json:
         print_json(answer)
     else:
-        print(text)
+        print_line(text)

@@ -14,7 +14,7 @@ import typer
 from dispatcher.cli.arguments import MAX_DELAY_SECONDS, json_object, told_agent
 from dispatcher.cli.connection import operator
 from dispatcher.cli.main import new_app
-from dispatcher.cli.output import print_json, print_table
+from dispatcher.cli.output import print_json, print_line, print_table
 from dispatcher.errors import DispatcherError
 from dispatcher.workflows.model import MAX_PRIORITY
 
@@ -119,9 +119,9 @@ def enqueue(
     if as_json:
         print_json(answer)
         return
-    print(f"{answer['run_id']} is {answer['status']}{' already' if answer['code'] == 'already' else ''}.")
+    print_line(f"{answer['run_id']} is {answer['status']}{' already' if answer['code'] == 'already' else ''}.")
     if answer.get("routed") is False:
-        print(f"No route takes {workflow_type!r} yet: it waits. See `dispatcher routing set`.")
+        print_line(f"No route takes {workflow_type!r} yet: it waits. See `dispatcher routing set`.")
 
 
 @app.command("cancel")
@@ -178,8 +178,8 @@ def _tell(answer: Mapping[str, Any], run: UUID, as_json: bool) -> None:
     if as_json:
         print_json(answer)
     elif answer["applied"]:
-        print(f"{run} is {answer['status']}.")
+        print_line(f"{run} is {answer['status']}.")
     else:
-        print(f"Nothing was changed: {run} is {answer['status']}.")
+        print_line(f"Nothing was changed: {run} is {answer['status']}.")
     if not answer["applied"]:
         raise typer.Exit(1)

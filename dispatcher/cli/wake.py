@@ -9,7 +9,7 @@ from typing import Annotated, Any
 import typer
 
 from dispatcher.cli.connection import Operator, gate_settings, operator
-from dispatcher.cli.output import print_json
+from dispatcher.cli.output import print_json, print_line
 from dispatcher.errors import DispatcherError
 
 WAIT_SECONDS = 10.0
@@ -27,7 +27,7 @@ def command(
     if as_json:
         print_json(outcome)
     else:
-        print(describe(outcome, dry_run))
+        print_line(describe(outcome, dry_run))
     if outcome["blocked"] or not (dry_run or outcome["woken"]):
         raise typer.Exit(1)
 

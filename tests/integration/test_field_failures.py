@@ -38,9 +38,7 @@ def test_ff24_a_second_foreign_key_breaks_no_command(
     )
     database.admin.execute(EXTRA_RELATIONS)
     wait_until(lambda: embed_is_ambiguous(api), 10)
-    settings = {"SUPABASE_URL": api.url, "SUPABASE_SERVICE_ROLE_KEY": api.keys.service_role_key, "GATEWAY_ID": "local"}
-    for name, value in settings.items():
-        monkeypatch.setenv(name, value)
+    point_commands_at(api, monkeypatch)
     commands = [
         ["status", "--json"],
         ["inbox", "list", "--json"],
@@ -64,15 +62,35 @@ def test_items_that_are_left_alone_are_named_with_the_reason(
     api: Api, seed: Seed, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     done, failed = seed.item("ada", status="done"), seed.item("ada", status="failed")
-    settings = {"SUPABASE_URL": api.url, "SUPABASE_SERVICE_ROLE_KEY": api.keys.service_role_key, "GATEWAY_ID": "local"}
-    for name, value in settings.items():
-        monkeypatch.setenv(name, value)
+    point_commands_at(api, monkeypatch)
     assert run_command_line(["inbox", "requeue", str(done), str(failed)]) == 1
     printed = capsys.readouterr()
     assert "1 item(s) requeued" in printed.out
     assert f"Not requeued, because only failed and dead_letter items of this gateway are: {done}" in printed.err
     assert run_command_line(["inbox", "expire", str(done), "--json"]) == 1
     assert str(done) in capsys.readouterr().err
+
+
+def test_what_rows_hold_does_not_steer_the_terminal(
+    api: Api, seed: Seed, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    point_commands_at(api, monkeypatch)
+    seed.item("ada", summary="a\x1b[2J\u202eb\nc")
+    seed.agent("ev\x1b]0;il\n\x07")
+    assert run_command_line(["inbox", "list"]) == 0
+    assert r"a\x1b[2J\u202eb\nc" in capsys.readouterr().out
+    assert run_command_line(["wake", "nobody"]) == 1
+    assert capsys.readouterr().err.endswith("Known ones: ada, ev" + r"\x1b]0;il\n\x07" + ".\n")
+    assert run_command_line(["wake", "ev\x1b]0;il\n\x07", "--dry-run"]) == 1
+    printed = capsys.readouterr().out
+    assert printed.startswith(r"ev\x1b]0;il\n\x07 is not woken: ")
+    assert printed.count("\n") == 1
+
+
+def point_commands_at(api: Api, monkeypatch: pytest.MonkeyPatch) -> None:
+    settings = {"SUPABASE_URL": api.url, "SUPABASE_SERVICE_ROLE_KEY": api.keys.service_role_key, "GATEWAY_ID": "local"}
+    for name, value in settings.items():
+        monkeypatch.setenv(name, value)
 
 
 def embed_is_ambiguous(api: Api) -> bool:

@@ -102,6 +102,42 @@ def test_an_error_of_ours_is_one_line_and_its_code(
     assert captured.err == f"dispatcher: {error}\n"
 
 
+STEERING = "a\x1b[2J\r\n\t\x7f\x9b\u061c\u200e\u202e\u2066\u2028\u2029\udc9b ü 漢 \u200dz"
+SHOWN = r"a\x1b[2J\r\n\t\x7f\x9b\u061c\u200e\u202e\u2066\u2028\u2029\udc9b" + " ü 漢 \u200dz"
+
+
+def test_an_error_with_control_characters_is_one_line_that_shows_them(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    def raise_it(**_: Any) -> None:
+        raise DispatcherError(f"Known ones: {STEERING}.")
+
+    monkeypatch.setattr("dispatcher.cli.check.load_settings", raise_it)
+    assert run_command_line(["check"]) == 1
+    assert capsys.readouterr().err == f"dispatcher: Known ones: {SHOWN}.\n"
+
+
+def test_a_table_shows_control_characters_instead_of_obeying_them(capsys: pytest.CaptureFixture[str]) -> None:
+    print_table([f"column {STEERING}"], [[STEERING], ["[red]plain"]], title=f"[bold]{STEERING}")
+    lines = [line for line in capsys.readouterr().out.split("\n") if line]
+    title, column, rule, cell, plain = (line.strip() for line in lines)
+    assert (title, column, cell, plain) == (f"[bold]{SHOWN}", f"column {SHOWN}", SHOWN, "[red]plain")
+    assert set(rule) == {"─"}
+
+
+def test_a_line_for_a_person_shows_control_characters(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    verdict = {"status": "failing", "causes": [STEERING], "age_s": 0, "loops": {}}
+    monkeypatch.setattr("dispatcher.cli.health.judge_heartbeat", lambda *_: verdict)
+    assert run_command_line(["health", "--file", "/nowhere"]) == 1
+    assert capsys.readouterr().out == f"failing\n  {SHOWN}\n"
+    # What a program reads stays as it is: JSON has escapes of its own.
+    verdict["causes"] = ["a\x1b\u202e"]
+    assert run_command_line(["health", "--file", "/nowhere", "--json"]) == 1
+    assert json.loads(capsys.readouterr().out)["causes"] == ["a\x1b\u202e"]
+
+
 @pytest.mark.parametrize("arguments", [["runs", "list"], ["routing", "list", "--json"]])
 def test_a_service_that_is_away_is_one_line(
     arguments: list[str], environment: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]

@@ -8,7 +8,7 @@ from contextlib import contextmanager
 from typing import Any
 
 from dispatcher.config import Settings, load_settings
-from dispatcher.errors import MigrationsMissing, RestError, UnknownGateway
+from dispatcher.errors import DispatcherError, MigrationsMissing, RestError, UnknownGateway
 from dispatcher.instance.store import unknown_gateway_text
 from dispatcher.logs import configure_logging
 from dispatcher.supabase.rest import RestClient
@@ -62,6 +62,13 @@ def migrations_missing(function: str) -> MigrationsMissing:
         f"The database has no function {function}: apply the migrations with `dispatcher migrate --db-url …` "
         "(or each file of supabase/migrations with psql, in name order), then try again."
     )
+
+
+def refuse_unknown_agent(answer: Mapping[str, Any], agent: str | None) -> None:
+    """Raises DispatcherError, which names the agents there are, when the answer knows none by this name."""
+    if answer["code"] == "unknown_agent":
+        known = ", ".join(answer["known"]) or "none"
+        raise DispatcherError(f"No agent {agent!r} on this gateway. Known ones: {known}.")
 
 
 @contextmanager

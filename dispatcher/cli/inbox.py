@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from typing import Annotated, Any
 from uuid import UUID
 
 import typer
 
-from dispatcher.cli.connection import operator
+from dispatcher.cli.connection import operator, refuse_unknown_agent
 from dispatcher.cli.main import new_app
 from dispatcher.cli.output import print_json, print_line, print_table
 from dispatcher.errors import DispatcherError
@@ -38,18 +38,12 @@ def list_items(
         raise typer.BadParameter(f"{status!r} is none of {', '.join(STATUSES)}", param_hint="--status")
     with operator() as gateway:
         answer = gateway.call("list_inbox_items", p_agent=agent, p_status=status, p_limit=limit)
-    _check_agent(answer, agent)
+    refuse_unknown_agent(answer, agent)
     items = answer["items"]
     if as_json:
         print_json({"count": len(items), "items": items})
         return
     print_table(COLUMNS, [[item[name] for name in COLUMNS] for item in items])
-
-
-def _check_agent(answer: Mapping[str, Any], agent: str | None) -> None:
-    if answer["code"] == "unknown_agent":
-        known = ", ".join(answer["known"]) or "none"
-        raise DispatcherError(f"No agent {agent!r} on this gateway. Known ones: {known}.")
 
 
 @app.command("show")
@@ -82,7 +76,7 @@ def requeue(
     """Bring failed or dead items back to pending, and clear their agents' stall."""
     with operator() as gateway:
         if agent:
-            _check_agent(gateway.call("list_inbox_items", p_agent=agent, p_status=None, p_limit=1), agent)
+            refuse_unknown_agent(gateway.call("list_inbox_items", p_agent=agent, p_status=None, p_limit=1), agent)
         ids = [str(item) for item in items] if items else None
         answer = gateway.call("requeue_inbox_items", p_agent=agent, p_item_ids=ids)
     _tell(answer, "requeued", as_json, items or [], "only failed and dead_letter items of this gateway are")

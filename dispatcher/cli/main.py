@@ -26,6 +26,7 @@ COMMANDS: Final[Mapping[str, str]] = {
     "check": "dispatcher.cli.check:command",
     "status": "dispatcher.cli.status:command",
     "wake": "dispatcher.cli.wake:command",
+    "wakes": "dispatcher.cli.wakes:command",
     "inbox": "dispatcher.cli.inbox:app",
     "runs": "dispatcher.cli.runs:app",
     "routing": "dispatcher.cli.routing:app",

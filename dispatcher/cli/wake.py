@@ -8,9 +8,8 @@ from typing import Annotated, Any
 
 import typer
 
-from dispatcher.cli.connection import Operator, gate_settings, operator
+from dispatcher.cli.connection import Operator, gate_settings, operator, refuse_unknown_agent
 from dispatcher.cli.output import print_json, print_line
-from dispatcher.errors import DispatcherError
 
 WAIT_SECONDS = 10.0
 ASK_AGAIN_SECONDS = 0.2
@@ -34,10 +33,7 @@ def command(
 
 def _ask(gateway: Operator, agent: str, dry_run: bool) -> dict[str, Any]:
     answer = gateway.call("request_wake", p_agent=agent, p_dry_run=dry_run, p_settings=gate_settings(gateway.settings))
-    if answer["code"] == "unknown_agent":
-        raise DispatcherError(
-            f"No agent {agent!r} on this gateway. Known ones: {', '.join(answer['known']) or 'none'}."
-        )
+    refuse_unknown_agent(answer, agent)
     woken = not dry_run and answer["requested"] and not answer["blocked"] and _wait_for_wake(gateway, answer)
     return {**answer, "woken": woken}
 

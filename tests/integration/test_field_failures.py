@@ -1,10 +1,12 @@
 """What went wrong for others, tried on a real PostgREST. Numbers: docs/explanation/field-failures.md."""
 
+import json
 import re
 
 import pytest
 
 from dispatcher.cli.main import run_command_line
+from dispatcher.cli.wakes import COLUMNS
 from dispatcher.errors import RestError
 from dispatcher.local.api import Api
 from dispatcher.supabase.rest import RestClient
@@ -44,6 +46,7 @@ def test_ff24_a_second_foreign_key_breaks_no_command(
         ["inbox", "list", "--json"],
         ["inbox", "show", str(item), "--json"],
         ["wake", "ada", "--dry-run", "--json"],
+        ["wakes", "--json"],
         ["inbox", "expire", str(item), "--json"],
         ["inbox", "requeue", str(item), "--json"],
         ["runs", "list", "--json"],
@@ -85,6 +88,31 @@ def test_what_rows_hold_does_not_steer_the_terminal(
     printed = capsys.readouterr().out
     assert printed.startswith(r"ev\x1b]0;il\n\x07 is not woken: ")
     assert printed.count("\n") == 1
+
+
+def test_wakes_are_listed_with_what_they_did(
+    api: Api, database: Database, seed: Seed, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    point_commands_at(api, monkeypatch)
+    wake = {"tenant_id": seed.tenant_id, "gateway_id": seed.gateway(), "path": "event", "deadline_at": "2100-01-01"}
+    seed.insert("agent_wakes", agent_id=seed.agent("bob"), **wake)
+    started, ended = "2026-11-30 12:00:00+00", "2026-11-30 12:01:30.25+00"
+    done = {"state": "failed", "claimed_at": started, "started_at": started, "ended_at": ended, "exit_code": 3}
+    ada = seed.agent("ada")
+    seed.insert("agent_wakes", agent_id=ada, error="it\x1b[1m broke", item_ids=[seed.item("ada")], **wake, **done)
+    usage = {"run_id": "r", "provider": "p", "model": "m", "cost_total_usd": 0.125, "occurred_at": ended}
+    seed.insert("agent_usage", agent_id=ada, **usage)
+    assert run_command_line(["wakes"]) == 0
+    heading, _, living, failed = [line for line in capsys.readouterr().out.splitlines() if line.strip()]
+    assert heading.split() == list(COLUMNS)
+    assert living.split()[:3] == ["bob", "event", "starting"]
+    assert failed.split()[:3] == ["ada", "event", "failed"]
+    assert failed.split(maxsplit=8)[4:] == ["90.3", "3", "1", "0.125", r"it\x1b[1m broke"]
+    assert run_command_line(["wakes", "--agent", "ada", "--limit", "1", "--json"]) == 0
+    answer = json.loads(capsys.readouterr().out)
+    assert (answer["count"], answer["wakes"][0]["cost_usd"]) == (1, 0.125)
+    assert run_command_line(["wakes", "--agent", "eve"]) == 1
+    assert "No agent 'eve' on this gateway. Known ones: ada, bob." in capsys.readouterr().err
 
 
 def point_commands_at(api: Api, monkeypatch: pytest.MonkeyPatch) -> None:

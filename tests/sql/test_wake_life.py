@@ -388,6 +388,63 @@ def test_ff45_wakes_are_listed_also_when_the_owners_row_is_gone(database: Databa
     assert (listed["wake_id"], listed["owner_state"]) == (grant["wake_id"], "lost")
 
 
+def list_wakes(daemon, **arguments: object) -> dict[str, Any]:
+    given = {"p_tenant_id": uuid.UUID(int=0), "p_gateway": "local", "p_agent": None, "p_limit": 50}
+    return daemon.call("list_wakes", **{**given, **arguments})
+
+
+def test_wakes_are_listed_with_the_living_first(database: Database, seed: Seed, dispatcher) -> None:
+    ada, bob, items = seed.agent("ada"), seed.agent("bob"), seed.items("ada", 2)
+    seed.item("bob"), seed.gateway("other")
+    daemon = dispatcher()
+    living = daemon.claim(bob, path="sweep")
+    daemon.started(living)
+    daemon.ended(daemon.claim(ada, *items), "spawn_failed", None)
+    ended = daemon.claim(ada, items[0])
+    daemon.started(ended)
+    daemon.ended(ended, exit_code=3)
+    first, second, third = list_wakes(daemon)["wakes"]
+    assert [first[name] for name in ("wake_id", "agent", "path", "state", "exit_code", "ended_at")] == [
+        *(living["wake_id"], "bob", "sweep", "running", None, None)
+    ]
+    assert 0 <= first["seconds"] < 60
+    assert [second[name] for name in ("wake_id", "agent", "state", "exit_code")] == [
+        *(ended["wake_id"], "ada", "failed", 3)
+    ]
+    assert (third["state"], third["seconds"], third["items"]) == ("spawn_failed", None, 2)
+    assert [wake["agent"] for wake in list_wakes(daemon, p_agent="ada", p_limit=1)["wakes"]] == ["ada"]
+    assert list_wakes(daemon, p_agent=str(bob))["wakes"] == [first | {"seconds": ANY}]
+    assert list_wakes(daemon, p_gateway="other")["wakes"] == []
+    assert list_wakes(daemon, p_gateway="nowhere") == {"code": "unknown_gateway", "known": ["local", "other"]}
+    assert list_wakes(daemon, p_agent="eve") == {"code": "unknown_agent", "known": ["ada", "bob"]}
+
+
+def test_what_a_wake_cost_is_what_its_agent_used_meanwhile(database: Database, seed: Seed, dispatcher) -> None:
+    ada, bob = seed.agent("ada"), seed.agent("bob")
+    seed.item("ada"), seed.item("bob")
+    daemon = dispatcher()
+    for agent in (ada, bob):
+        grant = daemon.claim(agent)
+        daemon.started(grant)
+        daemon.ended(grant, exit_code=1)
+    database.execute(
+        "update agent_wakes set started_at = now() - interval '3 minutes', ended_at = now() - interval '1 minute'"
+    )
+    ago = {"before": 200, "inside": 150, "later inside": 90, "unpriced": 80, "after": 30}
+    for run, seconds in ago.items():
+        seed.insert(
+            "agent_usage",
+            agent_id=ada,
+            run_id=run,
+            provider="p",
+            model="m",
+            cost_total_usd=None if run == "unpriced" else 0.25,
+            occurred_at=datetime.now(UTC) - timedelta(seconds=seconds),
+        )
+    costs = {wake["agent"]: wake["cost_usd"] for wake in list_wakes(daemon)["wakes"]}
+    assert costs == {"ada": 0.5, "bob": None}
+
+
 class TestSweep:
     def test_stale_items_expire_but_not_those_of_paused_agents(
         self, database: Database, seed: Seed, dispatcher

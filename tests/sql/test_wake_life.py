@@ -579,6 +579,22 @@ class TestChains:
         seed.item("ada")
         assert dispatcher().claim(agent)["chain_depth"] == 4
 
+    def test_ff54_an_item_inserted_by_other_means_has_no_chain_and_the_daily_limit_bounds_it(
+        self, database: Database, seed: Seed, dispatcher
+    ) -> None:
+        """Only `hq_inbox_post.py` records the wake an item came from."""
+        agent = seed.agent("ada")
+        item = seed.item("ada")
+        daemon = dispatcher(max_wake_chain=2, max_wakes_per_day=4)
+        for _ in range(4):
+            grant = daemon.claim(agent, item)
+            assert (grant["granted"], grant["chain_depth"]) == (True, 0)
+            daemon.started(grant)
+            database.execute("update agent_inbox_items set status = 'done' where id = %s", [item])
+            item = seed.item("ada")  # what the woken agent does, with a plain insert
+            daemon.ended(grant)
+        assert daemon.claim(agent, item)["skip_reason"] == "daily_limit"
+
     def test_no_limit(self, database: Database, seed: Seed, dispatcher) -> None:
         agent = seed.agent("ada")
         self.deep(database, seed.item("ada"), 999)

@@ -2,6 +2,7 @@
 
 import os
 import signal
+from datetime import timedelta
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -79,7 +80,7 @@ def test_files_that_cannot_be_written_stop_neither_wakes_nor_the_end(
 def test_a_hosts_clock_that_is_wrong_decides_nothing(
     database: Database, seed: Seed, working_agent: StubAgent, start_daemon: StartDaemon, tmp_path: Path
 ) -> None:
-    """Cooldowns, leases and expiry are the database's; only the times in the log are ours. A day ahead, then behind."""
+    """Cooldowns are the database's; only the times in the log are ours. A day ahead, then behind."""
     offset = tmp_path / "offset"
     offset.write_text("86400")
     seed.agent("ada")
@@ -98,6 +99,29 @@ def test_a_hosts_clock_that_is_wrong_decides_nothing(
     assert 1.9 < (second - first).total_seconds() < 10
     days = {line["ts"][:10] for line in daemon.lines}
     assert len(days) >= 2
+
+
+@pytest.mark.parametrize("offset", [86_400, -86_400])
+def test_leases_and_expiry_are_the_databases_too(
+    database: Database, seed: Seed, working_agent: StubAgent, start_daemon: StartDaemon, tmp_path: Path, offset: int
+) -> None:
+    """A day ahead would end the lease and the fresh item, a day behind would keep the lease and the stale one."""
+    moved = tmp_path / "offset"
+    moved.write_text(str(offset))
+    now = database.value("select now()")
+    fresh = seed.item("bob", created_at=now - timedelta(hours=23))
+    stale = seed.item("eve", created_at=now - timedelta(hours=25))
+    leased = seed.item("ada", status="leased", attempt_count=1, leased_until=now + timedelta(seconds=6))
+    clock = {"PYTHONPATH": f"{MOVED_CLOCK}:{ROOT}", "CHAOS_CLOCK_FILE": moved}
+    daemon = start_daemon(**clock, WAKE_COOLDOWN=0, RECONCILE_INTERVAL=0.5, DEGRADED_RECONCILE_INTERVAL=0.5).ready()
+    wait_until(lambda: database.value("select count(*) from agent_inbox_items where status = 'done'") == 2, 20)
+    statuses = {row["id"]: row["status"] for row in database.rows("select id, status::text from agent_inbox_items")}
+    assert statuses == {fresh: "done", stale: "failed", leased: "done"}
+    assert {line["agent"] for line in daemon.of("wake.started")} == {"ada", "bob"}
+    wait = (
+        "select wake.claimed_at - %s from agent_wakes wake join agents agent on agent.id = agent_id where slug = 'ada'"
+    )
+    assert timedelta(seconds=6) <= database.value(wait, [now]) < timedelta(seconds=12)
 
 
 # -- networks

@@ -2,6 +2,8 @@
 
 import threading
 import time
+from collections import Counter
+from typing import Any
 
 import pytest
 
@@ -91,7 +93,7 @@ def test_postgres_changes_alone_needs_no_broadcast(
 def test_database_and_postgrest_away_under_load(
     api: Api, database: Database, seed: Seed, stub_agent: StubAgent, start_daemon: StartDaemon
 ) -> None:
-    """Nothing lost, nothing doubled, the daemon never ends."""
+    """Nothing lost, nothing doubled, the daemon never ends; an attempt is spent only by a run that was cut off."""
     for number in range(6):
         seed.agent(f"a{number}")
     stub_agent.order(**working_orders(api, seconds=0.2))
@@ -117,7 +119,22 @@ def test_database_and_postgrest_away_under_load(
     in_all, per_agent = most_alive_ended(stub_agent)
     assert per_agent == 1
     assert in_all <= 3
+    check_attempts(database, stub_agent)
     assert daemon.stop() == 0
+
+
+def check_attempts(database: Database, stub: StubAgent) -> None:
+    """Each item is closed, within its attempts; each one beyond the first is that of a run which the outage cut off."""
+    ended = {event["pid"] for event in stub.events("end")}
+    cut_off = Counter(agent_of(call) for call in stub.calls() if call["pid"] not in ended)
+    items = database.rows("select agent_slug, status::text, attempt_count, max_attempts from agent_inbox_items")
+    for item in items:
+        assert item["status"] == "done"
+        assert 1 <= item["attempt_count"] <= min(item["max_attempts"], 1 + cut_off[item["agent_slug"]])
+
+
+def agent_of(call: dict[str, Any]) -> str:
+    return call["argv"][call["argv"].index("--agent") + 1].rsplit("/", 1)[-1]
 
 
 def insert_steadily(seed: Seed, stop: threading.Event) -> None:

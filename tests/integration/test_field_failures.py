@@ -74,6 +74,26 @@ def test_items_that_are_left_alone_are_named_with_the_reason(
     assert str(done) in capsys.readouterr().err
 
 
+def test_inbox_requeue_brings_a_stalled_agent_back(
+    api: Api, database: Database, seed: Seed, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    point_commands_at(api, monkeypatch)
+    item = seed.item("ada")
+    database.execute(
+        """insert into agent_wake_state (agent_id, tenant_id, consecutive_failures, stalled_at)
+           select id, tenant_id, 5, clock_timestamp() from agents"""
+    )
+    assert database.value("select mark_agent_stalled(id) from agents") == 1
+    assert database.value("select status::text from agent_inbox_items") == "failed"
+    assert run_command_line(["wake", "ada", "--dry-run", "--json"]) == 1
+    assert "stalled" in json.loads(capsys.readouterr().out)["blocked"]
+    assert run_command_line(["inbox", "requeue", "--agent", "ada", "--json"]) == 0
+    assert json.loads(capsys.readouterr().out) == {"requeued": 1, "item_ids": [str(item)]}
+    assert database.value("select status::text from agent_inbox_items") == "pending"
+    assert run_command_line(["wake", "ada", "--dry-run"]) == 0
+    assert capsys.readouterr().out == "ada would be woken.\n"
+
+
 def test_what_rows_hold_does_not_steer_the_terminal(
     api: Api, seed: Seed, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:

@@ -406,19 +406,34 @@ def test_a_heartbeat_that_began_before_the_path_was_ready_is_no_canary_of_it(
 
 
 def test_a_path_that_stays_deaf_gets_a_fresh_client(server: PhoenixServer, listen: Listen) -> None:
+    """A rejoin on the same socket comes first; the fresh client, whose canaries come back, is well again."""
     listener = listen()
     sent = 0
 
-    def beat_without_echo() -> bool:
+    def beat(*, echo: bool) -> None:
         nonlocal sent
         sent += 1
         listener.service.expect_canary(f"n{sent}")
-        return server.connections >= 3
+        if echo:
+            server.broadcast("canary", {"instance_id": INSTANCE, "nonce": f"n{sent}"})
+
+    def deaf_until(condition: Callable[[], bool]) -> None:
+        wait_until(lambda: beat(echo=False) or condition(), poll=0.05)
+
+    def well() -> bool:
+        beat(echo=True)
+        return listener.state.status == "ready"
 
     listener.until("ready")
-    wait_until(beat_without_echo, poll=0.05)
-    server.broadcast("canary", {"instance_id": INSTANCE, "nonce": "now"})
-    assert listener.state.status in {"deaf", "ready"}
+    deaf_until(lambda: len(server.joins()) == 2)
+    assert server.connections == 1
+    deaf_until(lambda: server.connections == 2)
+    assert any(state.status == "deaf" for state in listener.states)
+    wait_until(well, poll=0.05)
+    joined = len(server.joins())
+    turns = listener.alive
+    wait_until(lambda: well() and listener.alive > turns + 3 * QUICK.canary / QUICK.watch, poll=0.05)
+    assert (server.connections, len(server.joins())) == (2, joined)
 
 
 def test_a_canary_by_our_own_row(server: PhoenixServer, listen: Listen) -> None:

@@ -88,6 +88,19 @@ def test_how_a_wake_ends(
     assert (answer["state"], answer["consecutive_failures"]) == (state, failures)
 
 
+def test_a_wake_that_ends_well_resets_the_failures_before_it(database: Database, seed: Seed, dispatcher) -> None:
+    agent = seed.agent("ada")
+    first, _second = seed.items("ada", 2)
+    daemon = dispatcher(max_consecutive_failures=5)
+    assert fail(daemon, agent, 3)["consecutive_failures"] == 3
+    grant = daemon.claim(agent)
+    database.execute("update agent_inbox_items set status = 'done' where id = %s", [first])
+    answer = daemon.ended(grant)
+    assert (answer["state"], answer["consecutive_failures"]) == ("succeeded", 0)
+    assert database.value("select consecutive_failures from agent_wake_state") == 0
+    assert fail(daemon, agent, 1)["consecutive_failures"] == 1
+
+
 def test_a_wake_that_finds_nothing_left_to_do_is_no_failure(database: Database, seed: Seed, dispatcher) -> None:
     agent, item = seed.agent("ada"), seed.item("ada")
     daemon = dispatcher()

@@ -27,7 +27,7 @@ from tests.support.daemon import ROOT
 from tests.support.fault_proxy import FaultProxy
 from tests.support.waiting import wait_until
 
-SECONDS = float(os.environ.get("CHAOS_SECONDS", "60"))
+SECONDS = float(os.environ.get("CHAOS_SECONDS", "120"))
 SEED = os.environ.get("CHAOS_SEED", "1")
 # Stack and daemons start, the last faults end, what is left is worked off: on a machine that does other things too.
 AROUND = 570

@@ -42,6 +42,7 @@ WAKE_START_UNREPORTED: Final = "wake.start_unreported"  # noting the start of a 
 WAKE_END_UNREPORTED: Final = "wake.end_unreported"  # the end could not be told to the database; tried again
 
 SWEEP_FINISHED: Final = "sweep.finished"  # one reconciliation, with its numbers and duration
+SWEEP_SET_ASIDE: Final = "sweep.set_aside"  # items that wake nobody any more: too old, spent, or at the end of a chain
 SWEEP_STEP_FAILED: Final = "sweep.step_failed"  # one step failed; the others went on
 AGENT_STALLED: Final = "agent.stalled"  # too many failures in a row; a notification was written
 

@@ -24,6 +24,15 @@ SOON: Final = 0.5
 SILENT_CAUSE: Final = "realtime_silent"
 
 
+# Steps after which an item wakes nobody, and why; which items, and for whom, says `dispatcher inbox list`.
+_SET_ASIDE: Final = {
+    "expired": "older than STALE_ITEM_AGE_HOURS",
+    "buried": "no attempts left",
+    "chained": "at the end of a chain of wakes",
+    "stalled": "their agent is stalled",
+}
+
+
 class Sweeper:
     """One `beat` is one sweep. `interval` says when the next is due."""
 
@@ -120,6 +129,9 @@ class Sweeper:
                 phase=error["phase"],
                 error=f"{error['error']} ({error['error_code']})",
             )
+        for step, why in _SET_ASIDE.items():
+            if number := answer.counts.get(step, 0):
+                log.warning(events.SWEEP_SET_ASIDE, msg=f"{number} item(s) set aside: {why}", step=step, items=number)
         granted = sum(isinstance(verdict, Grant) for verdict in answer.verdicts)
         log.info(
             events.SWEEP_FINISHED,

@@ -343,6 +343,7 @@ def test_ff54_an_agent_that_wakes_itself_is_stopped_at_the_chain_limit(
     posts = [json.loads(line) for line in log.read_text().splitlines()]
     assert [post["depth"] for post in posts] == [1, 2, 3]
     assert {post["unmarked"] for post in posts} == {"self_handoff_unmarked"}
+    assert daemon.wait_for("sweep.set_aside", step="chained")[0]["items"] == 1
     swept = len(daemon.of("sweep.finished"))
     daemon.wait_for("sweep.finished", times=swept + 2)
     assert len(daemon.of("wake.started")) == 3

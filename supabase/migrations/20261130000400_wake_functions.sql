@@ -66,11 +66,17 @@ begin
   select state as wake_state, agent.status as agent_status, agent.tenant_id, budget.status as budget_status,
          exists (select from public.agent_wakes as wake where wake.agent_id = p_agent_id and wake.state in ('starting', 'running')) as in_flight,
          (select max(item.leased_until) from public.agent_inbox_items as item
-           where item.agent_id = p_agent_id and item.tenant_id = agent.tenant_id and item.status = 'leased' and item.leased_until > v_now) as leased_until
+           where item.agent_id = p_agent_id and item.tenant_id = agent.tenant_id and item.status = 'leased' and item.leased_until > v_now) as leased_until,
+         due.id as due_id, due.chain_depth as due_depth
     into v_facts
     from public.agents as agent
     left join public.agent_wake_state as state on state.agent_id = agent.id
     left join public.agent_budgets as budget on budget.agent_id = agent.id
+    -- With the rest in one statement: a sweep asks this of every agent.
+    left join lateral (
+      select found.id, found.chain_depth from public.agent_inbox_due as found
+       where found.agent_id = p_agent_id and found.tenant_id = agent.tenant_id and found.due_at <= v_now and found.chain_depth < v_max_chain
+       order by found.created_at limit 1) as due on true
    where agent.id = p_agent_id;
   v_state := v_facts.wake_state;
   failures := coalesce(v_state.consecutive_failures, 0);
@@ -101,9 +107,8 @@ begin
     if not p_all then return; end if;
   end if;
 
-  select due.id, due.chain_depth into due_item_id, chain_depth from public.agent_inbox_due as due
-   where due.agent_id = p_agent_id and due.tenant_id = v_facts.tenant_id and due.due_at <= v_now and due.chain_depth < v_max_chain
-   order by due.created_at limit 1;
+  due_item_id := v_facts.due_id;
+  chain_depth := v_facts.due_depth;
   if due_item_id is null then
     select min(due.due_at) into v_until from public.agent_inbox_due as due
      where due.agent_id = p_agent_id and due.tenant_id = v_facts.tenant_id and due.due_at > v_now and due.chain_depth < v_max_chain;

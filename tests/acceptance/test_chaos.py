@@ -25,6 +25,7 @@ from tests.support.chaos.run import copy_code, judge_growth
 from tests.support.chaos.schedule import Agent, plan
 from tests.support.daemon import ROOT
 from tests.support.fault_proxy import FaultProxy
+from tests.support.loops import end_loop
 from tests.support.waiting import wait_until
 
 SECONDS = float(os.environ.get("CHAOS_SECONDS", "120"))
@@ -231,10 +232,7 @@ class EchoServer:
         writer.transport.abort()
 
     def stop(self) -> None:
-        self._loop.call_soon_threadsafe(self._server.close)
-        self._loop.call_soon_threadsafe(self._loop.stop)
-        self._thread.join(10)
-        self._loop.close()
+        end_loop(self._loop, self._thread, self._server)
 
 
 @pytest.fixture

@@ -15,6 +15,8 @@ import threading
 from collections.abc import Coroutine, Iterator
 from typing import Final, Literal
 
+from tests.support.loops import end_loop
+
 Direction = Literal["up", "down"]
 Mode = Literal["pass", "delay", "refuse", "black_hole", "half_open"]
 
@@ -43,7 +45,6 @@ class FaultProxy:
         self._server: asyncio.Server | None = None
         self._moved = asyncio.Event()
         self._transports: set[asyncio.WriteTransport] = set()
-        self._tasks: set[asyncio.Task[None]] = set()
 
     @property
     def url(self) -> str:
@@ -58,10 +59,8 @@ class FaultProxy:
 
     def stop(self) -> None:
         """Cuts everything and ends."""
-        asyncio.run_coroutine_threadsafe(self._close(), self._loop).result(_START_DEADLINE)
-        self._loop.call_soon_threadsafe(self._loop.stop)
-        self._thread.join(_START_DEADLINE)
-        self._loop.close()
+        self._loop.call_soon_threadsafe(self._abort_all)
+        end_loop(self._loop, self._thread, self._server)
 
     # -- faults
 
@@ -110,18 +109,7 @@ class FaultProxy:
         self._server = await asyncio.start_server(self._serve, "127.0.0.1", 0)
         self.port = int(self._server.sockets[0].getsockname()[1])
 
-    async def _close(self) -> None:
-        if self._server is not None:
-            self._server.close()
-        self._abort_all()
-        for task in list(self._tasks):
-            task.cancel()
-        await asyncio.gather(*self._tasks, return_exceptions=True)
-
     async def _serve(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        task = asyncio.current_task()
-        assert task is not None
-        self._tasks.add(task)
         try:
             await self._connect(reader, writer)
             writer.close()
@@ -129,8 +117,6 @@ class FaultProxy:
             # Cut, refused, closing, or nobody upstream: the client sees a reset, as behind a balancer without a
             # backend. Not passed on: asyncio would log a handler that ends so as an error.
             _reset(writer.transport)
-        finally:
-            self._tasks.discard(task)
 
     async def _connect(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         if self.mode == "refuse":

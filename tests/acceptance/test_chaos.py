@@ -28,7 +28,7 @@ from tests.support.fault_proxy import FaultProxy
 from tests.support.loops import end_loop
 from tests.support.waiting import wait_until
 
-SECONDS = float(os.environ.get("CHAOS_SECONDS", "120"))
+SECONDS = float(os.environ.get("CHAOS_SECONDS", "60"))
 SEED = os.environ.get("CHAOS_SEED", "1")
 # Stack and daemons start, the last faults end, what is left is worked off: on a machine that does other things too.
 AROUND = 570

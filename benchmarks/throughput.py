@@ -15,7 +15,6 @@ import argparse
 import statistics
 import subprocess
 import time
-import uuid
 from pathlib import Path
 
 import psycopg
@@ -57,7 +56,7 @@ def floor_ms(stack: Stack, executable: Path, turns: int = 40) -> float:
     times = []
     for _ in range(turns):
         started = time.perf_counter()
-        rest.rpc("dispatcher_gateway_topic", {"p_gateway_id": str(uuid.UUID(int=0))})
+        rest.rpc("current_tenant_id", {})
         subprocess.Popen([str(executable), "agent", "--agent", "floor"]).wait()
         times.append((time.perf_counter() - started) * 1000)
     rest.close()

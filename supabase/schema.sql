@@ -1,5 +1,9 @@
 -- Written by tools/dump_schema.py from supabase/migrations; edit those, then run it.
 
+CREATE SCHEMA dispatcher;
+
+COMMENT ON SCHEMA dispatcher IS 'Internal to openclaw-dispatcher. What others may call stands in public.';
+
 CREATE SCHEMA public;
 
 COMMENT ON SCHEMA public IS 'standard public schema';
@@ -75,39 +79,7 @@ CREATE TYPE public.task_status AS ENUM (
     'missed'
 );
 
-CREATE FUNCTION public.adopt_wake(p_instance_id uuid, p_wake_id uuid, p_claim_token uuid, p_host_id text, p_pid integer, p_pid_started_at double precision) RETURNS jsonb
-    LANGUAGE plpgsql
-    SET search_path TO ''
-    AS $$
-declare
-  v_wake public.agent_wakes;
-begin
-  update public.agent_wakes
-     set instance_id = p_instance_id, claim_token = gen_random_uuid(), state = 'running', host_id = p_host_id, pid = p_pid,
-         pid_started_at = p_pid_started_at, started_at = coalesce(started_at, now())
-   where id = p_wake_id and claim_token = p_claim_token and state in ('starting', 'running')
-  returning * into v_wake;
-  update public.agent_inbox_items set last_wake_success_at = v_wake.started_at
-   where id in (select item.id from public.agent_inbox_items as item
-                 where item.id = any (v_wake.item_ids) and item.last_wake_success_at is distinct from v_wake.started_at
-                   and (item.last_wake_success_at is null or item.last_wake_success_at < v_wake.claimed_at) for update skip locked);
-  if v_wake.id is null then
-    -- An adoption whose answer was lost is asked for again, with the token it has replaced.
-    select * into v_wake from public.agent_wakes
-     where id = p_wake_id and instance_id = p_instance_id and state = 'running' and host_id = p_host_id and pid = p_pid
-       and pid_started_at is not distinct from p_pid_started_at;
-  end if;
-  if v_wake.id is null then
-    return jsonb_build_object('applied', false, 'code', 'fence_lost');
-  end if;
-  return jsonb_build_object('applied', true, 'claim_token', v_wake.claim_token, 'agent_id', v_wake.agent_id,
-                            'deadline_in', extract(epoch from v_wake.deadline_at - now()));
-end
-$$;
-
-COMMENT ON FUNCTION public.adopt_wake(p_instance_id uuid, p_wake_id uuid, p_claim_token uuid, p_host_id text, p_pid integer, p_pid_started_at double precision) IS 'Takes over a live wake: new owner, new claim token (the old one can change nothing any more). One adopter wins; its repeat gets the same answer.';
-
-CREATE FUNCTION public.audit_workflow_action(p_tenant_id uuid, p_actor text, p_action text, p_class text, p_severity text, p_target text, p_before jsonb, p_after jsonb, p_allowed boolean DEFAULT true) RETURNS void
+CREATE FUNCTION dispatcher.audit_workflow_action(p_tenant_id uuid, p_actor text, p_action text, p_class text, p_severity text, p_target text, p_before jsonb, p_after jsonb, p_allowed boolean DEFAULT true) RETURNS void
     LANGUAGE sql
     SET search_path TO ''
     AS $$
@@ -115,14 +87,14 @@ CREATE FUNCTION public.audit_workflow_action(p_tenant_id uuid, p_actor text, p_a
   values (p_tenant_id, coalesce(nullif(p_actor, ''), 'unknown'), p_action, p_class, p_severity, p_target, p_before, p_after, p_allowed)
 $$;
 
-COMMENT ON FUNCTION public.audit_workflow_action(p_tenant_id uuid, p_actor text, p_action text, p_class text, p_severity text, p_target text, p_before jsonb, p_after jsonb, p_allowed boolean) IS 'One line in workflow_audit_log.';
+COMMENT ON FUNCTION dispatcher.audit_workflow_action(p_tenant_id uuid, p_actor text, p_action text, p_class text, p_severity text, p_target text, p_before jsonb, p_after jsonb, p_allowed boolean) IS 'One line in workflow_audit_log.';
 
-CREATE FUNCTION public.book_lost_claim_usage(p_tenant_id uuid, p_run_id uuid, p_session text, p_claim_token uuid, p_usage jsonb) RETURNS boolean
+CREATE FUNCTION dispatcher.book_lost_claim_usage(p_tenant_id uuid, p_run_id uuid, p_session text, p_claim_token uuid, p_usage jsonb) RETURNS boolean
     LANGUAGE plpgsql
     SET search_path TO ''
     AS $$
 declare
-  v_usage constant jsonb := public.workflow_usage_values(coalesce(p_usage, '{}'));
+  v_usage constant jsonb := dispatcher.workflow_usage_values(coalesce(p_usage, '{}'));
 begin
   if not v_usage ?| array['cost_usd', 'input_tokens', 'output_tokens'] then
     return false;
@@ -140,7 +112,7 @@ begin
 end
 $$;
 
-COMMENT ON FUNCTION public.book_lost_claim_usage(p_tenant_id uuid, p_run_id uuid, p_session text, p_claim_token uuid, p_usage jsonb) IS 'The cost of a claim that was lost meanwhile: the money is spent all the same, so it is booked with that claim, once.';
+COMMENT ON FUNCTION dispatcher.book_lost_claim_usage(p_tenant_id uuid, p_run_id uuid, p_session text, p_claim_token uuid, p_usage jsonb) IS 'The cost of a claim that was lost meanwhile: the money is spent all the same, so it is booked with that claim, once.';
 
 CREATE TABLE public.workflow_runs (
     id uuid DEFAULT gen_random_uuid() NOT NULL,
@@ -228,12 +200,12 @@ COMMENT ON COLUMN public.workflow_runs.reserved_usd IS 'What was set aside for i
 
 COMMENT ON COLUMN public.workflow_runs.accounted_at IS 'When its cost was booked, which decides the budget period: its first report, or its end without one.';
 
-CREATE FUNCTION public.book_workflow_usage(p_run public.workflow_runs, p_usage jsonb) RETURNS public.workflow_runs
+CREATE FUNCTION dispatcher.book_workflow_usage(p_run public.workflow_runs, p_usage jsonb) RETURNS public.workflow_runs
     LANGUAGE plpgsql
     SET search_path TO ''
     AS $$
 declare
-  v_usage constant jsonb := public.workflow_usage_values(coalesce(p_usage, '{}'));
+  v_usage constant jsonb := dispatcher.workflow_usage_values(coalesce(p_usage, '{}'));
   v_says_something constant boolean := v_usage ?| array['cost_usd', 'input_tokens', 'output_tokens'];
 begin
   if v_usage = '{}' then
@@ -250,9 +222,9 @@ begin
 end
 $$;
 
-COMMENT ON FUNCTION public.book_workflow_usage(p_run public.workflow_runs, p_usage jsonb) IS 'Keeps what a run is said to have cost. Totals, not increments: a repeat changes nothing. The period it was first booked in stays.';
+COMMENT ON FUNCTION dispatcher.book_workflow_usage(p_run public.workflow_runs, p_usage jsonb) IS 'Keeps what a run is said to have cost. Totals, not increments: a repeat changes nothing. The period it was first booked in stays.';
 
-CREATE FUNCTION public.broadcast_budget_event(p_tenant_id uuid, p_frame jsonb) RETURNS void
+CREATE FUNCTION dispatcher.broadcast_budget_event(p_tenant_id uuid, p_frame jsonb) RETURNS void
     LANGUAGE plpgsql SECURITY DEFINER
     SET search_path TO ''
     AS $_$
@@ -267,9 +239,9 @@ exception when others then
 end
 $_$;
 
-COMMENT ON FUNCTION public.broadcast_budget_event(p_tenant_id uuid, p_frame jsonb) IS 'Sends budget:breach to the private topic budgets (budgets:<tenant> for any but the default tenant). Never fails.';
+COMMENT ON FUNCTION dispatcher.broadcast_budget_event(p_tenant_id uuid, p_frame jsonb) IS 'Sends budget:breach to the private topic budgets (budgets:<tenant> for any but the default tenant). Never fails.';
 
-CREATE FUNCTION public.broadcast_hints_available() RETURNS boolean
+CREATE FUNCTION dispatcher.broadcast_hints_available() RETURNS boolean
     LANGUAGE sql STABLE
     SET search_path TO ''
     AS $$
@@ -278,9 +250,9 @@ CREATE FUNCTION public.broadcast_hints_available() RETURNS boolean
                   and tgname = 'dispatcher_inbox_insert_hint' and tgenabled <> 'D')
 $$;
 
-COMMENT ON FUNCTION public.broadcast_hints_available() IS 'Whether an insert is broadcast here: realtime.send exists and the insert trigger is in place and enabled.';
+COMMENT ON FUNCTION dispatcher.broadcast_hints_available() IS 'Whether an insert is broadcast here: realtime.send exists and the insert trigger is in place and enabled.';
 
-CREATE FUNCTION public.budget_blocks(p_agent_id uuid, p_now timestamp with time zone) RETURNS boolean
+CREATE FUNCTION dispatcher.budget_blocks(p_agent_id uuid, p_now timestamp with time zone) RETURNS boolean
     LANGUAGE plpgsql STABLE
     SET search_path TO ''
     AS $$
@@ -303,9 +275,9 @@ begin
 end
 $$;
 
-COMMENT ON FUNCTION public.budget_blocks(p_agent_id uuid, p_now timestamp with time zone) IS 'Whether the agent''s budget forbids a wake: exceeded with hard cutoff, in the running month, and still at or above its limit.';
+COMMENT ON FUNCTION dispatcher.budget_blocks(p_agent_id uuid, p_now timestamp with time zone) IS 'Whether the agent''s budget forbids a wake: exceeded with hard cutoff, in the running month, and still at or above its limit.';
 
-CREATE FUNCTION public.budget_frame(p_budget jsonb, p_kind text) RETURNS jsonb
+CREATE FUNCTION dispatcher.budget_frame(p_budget jsonb, p_kind text) RETURNS jsonb
     LANGUAGE sql STABLE
     SET search_path TO ''
     AS $$
@@ -322,9 +294,9 @@ CREATE FUNCTION public.budget_frame(p_budget jsonb, p_kind text) RETURNS jsonb
     'timestamp', to_char(now() at time zone 'UTC', 'YYYY-MM-DD"T"HH24:MI:SS.MS"Z"'))
 $$;
 
-COMMENT ON FUNCTION public.budget_frame(p_budget jsonb, p_kind text) IS 'What is broadcast of a budget event.';
+COMMENT ON FUNCTION dispatcher.budget_frame(p_budget jsonb, p_kind text) IS 'What is broadcast of a budget event.';
 
-CREATE FUNCTION public.budget_holds(p_budgets jsonb, p_groups jsonb) RETURNS jsonb
+CREATE FUNCTION dispatcher.budget_holds(p_budgets jsonb, p_groups jsonb) RETURNS jsonb
     LANGUAGE sql STABLE
     SET search_path TO ''
     AS $$
@@ -335,21 +307,9 @@ CREATE FUNCTION public.budget_holds(p_budgets jsonb, p_groups jsonb) RETURNS jso
            group by g.workflow_type) as held
 $$;
 
-COMMENT ON FUNCTION public.budget_holds(p_budgets jsonb, p_groups jsonb) IS 'Of groups {workflow_type, holders}: the names of the budgets that hold each type.';
+COMMENT ON FUNCTION dispatcher.budget_holds(p_budgets jsonb, p_groups jsonb) IS 'Of groups {workflow_type, holders}: the names of the budgets that hold each type.';
 
-CREATE FUNCTION public.budget_ledger(p_tenant_id uuid, p_limit integer DEFAULT 50) RETURNS jsonb
-    LANGUAGE sql STABLE
-    SET search_path TO ''
-    AS $$
-  select jsonb_build_object('code', 'ok', 'events', coalesce(jsonb_agg(jsonb_build_object('at', event.created_at, 'budget_id', event.budget_id, 'budget', budget.name,
-           'scope', budget.scope, 'scope_id', budget.scope_id, 'period_key', event.period_key, 'event_kind', event.event_kind, 'detail', event.detail) order by event.id desc), '[]'))
-    from (select * from public.budget_events where tenant_id = p_tenant_id order by id desc limit least(greatest(p_limit, 1), 1000)) as event
-    join public.budgets as budget on budget.id = event.budget_id
-$$;
-
-COMMENT ON FUNCTION public.budget_ledger(p_tenant_id uuid, p_limit integer) IS 'The latest budget events, newest first, with their budgets.';
-
-CREATE FUNCTION public.budget_periods(p_tenant_id uuid, p_now timestamp with time zone) RETURNS jsonb
+CREATE FUNCTION dispatcher.budget_periods(p_tenant_id uuid, p_now timestamp with time zone) RETURNS jsonb
     LANGUAGE plpgsql STABLE
     SET search_path TO ''
     AS $$
@@ -360,7 +320,7 @@ declare
 begin
   for v_kind in select distinct period, timezone from public.budgets where tenant_id = p_tenant_id and active loop
     begin
-      select * into v_period from public.workflow_period(v_kind.period, v_kind.timezone, p_now);
+      select * into v_period from dispatcher.workflow_period(v_kind.period, v_kind.timezone, p_now);
       v_periods := v_periods || jsonb_build_object(v_kind.period || ' ' || v_kind.timezone,
         jsonb_build_object('period_key', v_period.period_key, 'starts_at', v_period.starts_at, 'ends_at', v_period.ends_at));
     exception when query_canceled then
@@ -373,9 +333,9 @@ begin
 end
 $$;
 
-COMMENT ON FUNCTION public.budget_periods(p_tenant_id uuid, p_now timestamp with time zone) IS 'The running period of every kind the tenant''s active budgets have, by "period zone"; for a zone that is none, the error.';
+COMMENT ON FUNCTION dispatcher.budget_periods(p_tenant_id uuid, p_now timestamp with time zone) IS 'The running period of every kind the tenant''s active budgets have, by "period zone"; for a zone that is none, the error.';
 
-CREATE FUNCTION public.budget_states(p_budgets jsonb) RETURNS TABLE(id uuid, name text, scope text, scope_id text, period text, period_key text, action text, fail_closed boolean, error text, cap numeric, settled numeric, reserved numeric, is_usd boolean)
+CREATE FUNCTION dispatcher.budget_states(p_budgets jsonb) RETURNS TABLE(id uuid, name text, scope text, scope_id text, period text, period_key text, action text, fail_closed boolean, error text, cap numeric, settled numeric, reserved numeric, is_usd boolean)
     LANGUAGE sql IMMUTABLE
     SET search_path TO ''
     AS $$
@@ -387,16 +347,16 @@ CREATE FUNCTION public.budget_states(p_budgets jsonb) RETURNS TABLE(id uuid, nam
       cap_usd numeric, cap_tokens numeric, settled_usd numeric, settled_tokens numeric, reserved_usd numeric, reserved_tokens numeric)
 $$;
 
-COMMENT ON FUNCTION public.budget_states(p_budgets jsonb) IS 'Evaluated budgets as rows, in the unit of their cap.';
+COMMENT ON FUNCTION dispatcher.budget_states(p_budgets jsonb) IS 'Evaluated budgets as rows, in the unit of their cap.';
 
-CREATE FUNCTION public.budget_verdict(p_budgets jsonb, p_agent_id text, p_department_id text, p_workflow_type text, p_usd numeric, p_tokens numeric, OUT verdict text, OUT holders uuid[], OUT warned integer) RETURNS record
+CREATE FUNCTION dispatcher.budget_verdict(p_budgets jsonb, p_agent_id text, p_department_id text, p_workflow_type text, p_usd numeric, p_tokens numeric, OUT verdict text, OUT holders uuid[], OUT warned integer) RETURNS record
     LANGUAGE sql IMMUTABLE
     SET search_path TO ''
     AS $$
   with hit as (
     select b.id, b.action, b.error is not null as is_broken, b.fail_closed, b.settled >= b.cap as is_spent, b.settled + b.reserved >= b.cap as is_full,
            b.settled + b.reserved + case when b.is_usd then p_usd else p_tokens end > b.cap as is_too_much
-      from public.budget_states(p_budgets) as b
+      from dispatcher.budget_states(p_budgets) as b
      where case b.scope when 'fleet' then true when 'agent' then b.scope_id = p_agent_id when 'department' then b.scope_id = p_department_id
                         else b.scope_id = p_workflow_type end
   ), ranked as (
@@ -412,7 +372,7 @@ CREATE FUNCTION public.budget_verdict(p_budgets jsonb, p_agent_id text, p_depart
     from ranked
 $$;
 
-COMMENT ON FUNCTION public.budget_verdict(p_budgets jsonb, p_agent_id text, p_department_id text, p_workflow_type text, p_usd numeric, p_tokens numeric, OUT verdict text, OUT holders uuid[], OUT warned integer) IS 'May one more run start that is expected to cost this much: ok, held (a pause, a hard stop whose rest is reserved, or a broken fail_closed budget), or stopped (a hard stop that is spent). The strictest budget wins; holders are all that say no.';
+COMMENT ON FUNCTION dispatcher.budget_verdict(p_budgets jsonb, p_agent_id text, p_department_id text, p_workflow_type text, p_usd numeric, p_tokens numeric, OUT verdict text, OUT holders uuid[], OUT warned integer) IS 'May one more run start that is expected to cost this much: ok, held (a pause, a hard stop whose rest is reserved, or a broken fail_closed budget), or stopped (a hard stop that is spent). The strictest budget wins; holders are all that say no.';
 
 CREATE TABLE public.dispatcher_instances (
     id uuid DEFAULT gen_random_uuid() NOT NULL,
@@ -440,7 +400,7 @@ CREATE TABLE public.dispatcher_instances (
 
 COMMENT ON TABLE public.dispatcher_instances IS 'One row per running daemon: identity, settings, heartbeat, last sweep and tick, health.';
 
-CREATE FUNCTION public.bury_spent_items(p_instance public.dispatcher_instances) RETURNS integer
+CREATE FUNCTION dispatcher.bury_spent_items(p_instance public.dispatcher_instances) RETURNS integer
     LANGUAGE plpgsql
     SET search_path TO ''
     AS $$
@@ -450,7 +410,7 @@ begin
   with spent as (
     update public.agent_inbox_items as item
        set status = 'dead_letter', failed_at = now(), leased_at = null, leased_until = null, updated_at = now(),
-           context = public.merge_inbox_context(item.context, jsonb_build_object('last_failure_reason',
+           context = dispatcher.merge_inbox_context(item.context, jsonb_build_object('last_failure_reason',
              case item.status when 'leased' then 'lease expired with no attempts left' else 'no attempts left' end))
      where item.id in (
        select held.id from public.agents as agent
@@ -471,35 +431,9 @@ begin
 end
 $$;
 
-COMMENT ON FUNCTION public.bury_spent_items(p_instance public.dispatcher_instances) IS 'Expired leases and pending items without attempts left become dead_letter, with the reason.';
+COMMENT ON FUNCTION dispatcher.bury_spent_items(p_instance public.dispatcher_instances) IS 'Expired leases and pending items without attempts left become dead_letter, with the reason.';
 
-CREATE FUNCTION public.cancel_workflow_run(p_tenant_id uuid, p_run_id uuid, p_actor text, p_reason text DEFAULT NULL::text) RETURNS jsonb
-    LANGUAGE plpgsql
-    SET search_path TO ''
-    SET lock_timeout TO '8s'
-    AS $$
-declare
-  v_before public.workflow_runs := public.lock_workflow_run(p_tenant_id, p_run_id);
-  v_run public.workflow_runs;
-begin
-  if v_before.id is null then
-    return jsonb_build_object('applied', false, 'code', 'not_found', 'run_id', p_run_id);
-  elsif v_before.status = 'cancelled' then
-    return public.workflow_answer('already', v_before);
-  elsif v_before.finished_at is not null then
-    return public.workflow_answer('finished', v_before);
-  end if;
-  perform public.note_workflow_actor(p_actor, p_reason);
-  v_run := public.stop_workflow_run(v_before, coalesce(nullif(btrim(left(p_reason, 4000)), ''), format('Cancelled by %s', p_actor)));
-  perform public.audit_workflow_action(p_tenant_id, p_actor, 'cancel_run', 'intervention', 'warning', 'run:' || p_run_id,
-                                       jsonb_build_object('status', v_before.status), jsonb_build_object('status', v_run.status, 'reason', p_reason));
-  return public.workflow_answer('ok', v_run);
-end
-$$;
-
-COMMENT ON FUNCTION public.cancel_workflow_run(p_tenant_id uuid, p_run_id uuid, p_actor text, p_reason text) IS 'Cancels a run that is not finished; audited. Its process, where a daemon has one, is stopped.';
-
-CREATE FUNCTION public.claim_one_wake(p_instance public.dispatcher_instances, p_agent_id uuid, p_path text, p_item_ids uuid[], p_request uuid) RETURNS jsonb
+CREATE FUNCTION dispatcher.claim_one_wake(p_instance public.dispatcher_instances, p_agent_id uuid, p_path text, p_item_ids uuid[], p_request uuid) RETURNS jsonb
     LANGUAGE plpgsql
     SET search_path TO ''
     AS $$
@@ -512,7 +446,7 @@ declare
   v_wake public.agent_wakes;
   v_path text;
   v_depth integer;
-  v_max_chain constant integer := public.wake_chain_limit(p_instance.settings);
+  v_max_chain constant integer := dispatcher.wake_chain_limit(p_instance.settings);
 begin
   select id, slug, tenant_id into v_agent from public.agents
    where id = p_agent_id and gateway_id = p_instance.gateway_id and tenant_id = p_instance.tenant_id;
@@ -524,7 +458,7 @@ begin
   select * into v_wake from public.agent_wakes as wake
    where wake.claim_request = p_request and wake.agent_id = p_agent_id and wake.state in ('starting', 'running');
   if v_wake.id is not null then
-    return public.wake_grant(v_wake);
+    return dispatcher.wake_grant(v_wake);
   end if;
   insert into public.agent_wake_state (agent_id, tenant_id) values (p_agent_id, v_agent.tenant_id) on conflict do nothing;
   select coalesce(max(waitlist_path) filter (where waitlist_path = 'command'), p_path) into v_path
@@ -537,10 +471,10 @@ begin
                and item.status in ('pending', 'failed') and item.attempt_count < item.max_attempts
                and item.created_at > state.last_ended_at and item.created_at <= now()
                and not exists (select from public.inbox_item_origins as origin where origin.item_id = item.id and origin.from_agent_id = p_agent_id)) then
-    perform public.reset_wake_failures(p_agent_id);
+    perform dispatcher.reset_wake_failures(p_agent_id);
   end if;
 
-  select * into v_gates from public.wake_gates(p_agent_id, p_instance.settings);
+  select * into v_gates from dispatcher.wake_gates(p_agent_id, p_instance.settings);
   if cardinality(v_gates.blocked) = 0 then
     select count(*) into v_live from public.agent_wakes where gateway_id = p_instance.gateway_id and state in ('starting', 'running');
     if v_live >= (p_instance.settings ->> 'max_concurrent_wakes')::integer then
@@ -562,10 +496,10 @@ begin
 
   -- item_ids: those that hints named (at most 100), else the oldest; then the ones the agent will lease first.
   select array_agg(due.id order by due.created_at), max(due.chain_depth) into v_heads, v_depth
-    from (select * from public.agent_inbox_due as due
+    from (select * from dispatcher.inbox_due as due
            where due.agent_id = p_agent_id and due.tenant_id = v_agent.tenant_id and due.due_at <= now() and due.chain_depth < v_max_chain
            order by due.created_at limit 100) as due;
-  v_items := array(select due.id from public.agent_inbox_due as due
+  v_items := array(select due.id from dispatcher.inbox_due as due
                     where due.agent_id = p_agent_id and due.tenant_id = v_agent.tenant_id and due.id = any (p_item_ids)
                       and due.due_at <= now() and due.chain_depth < v_max_chain
                     order by due.created_at limit 100);
@@ -588,19 +522,19 @@ begin
   -- A stamp is not worth a wait: a row that somebody holds goes without it.
   update public.agent_inbox_items set last_wake_attempt_at = now()
    where id in (select item.id from public.agent_inbox_items as item where item.id = any (v_items) for update skip locked);
-  return public.wake_grant(v_wake);
+  return dispatcher.wake_grant(v_wake);
 end
 $$;
 
-COMMENT ON FUNCTION public.claim_one_wake(p_instance public.dispatcher_instances, p_agent_id uuid, p_path text, p_item_ids uuid[], p_request uuid) IS 'Evaluates every gate of one agent under the gateway''s lock and, when all are open, writes the wake (state starting). Answers {granted, …}.';
+COMMENT ON FUNCTION dispatcher.claim_one_wake(p_instance public.dispatcher_instances, p_agent_id uuid, p_path text, p_item_ids uuid[], p_request uuid) IS 'Evaluates every gate of one agent under the gateway''s lock and, when all are open, writes the wake (state starting). Answers {granted, …}.';
 
-CREATE FUNCTION public.claim_waiting_wakes(p_instance_id uuid, p_limit integer, p_request uuid) RETURNS jsonb
+CREATE FUNCTION dispatcher.claim_waiting_wakes(p_instance_id uuid, p_limit integer, p_request uuid) RETURNS jsonb
     LANGUAGE plpgsql
     SET search_path TO ''
     SET lock_timeout TO '3s'
     AS $_$
 declare
-  v_instance constant public.dispatcher_instances := public.running_instance(p_instance_id);
+  v_instance constant public.dispatcher_instances := dispatcher.running_instance(p_instance_id);
   v_waiting record;
   v_answer jsonb;
   v_answers jsonb := '[]';
@@ -608,7 +542,7 @@ declare
   v_page constant integer := 100;
   v_seen integer;
 begin
-  select jsonb_agg(public.wake_grant(wake)) into v_answer from public.agent_wakes as wake
+  select jsonb_agg(dispatcher.wake_grant(wake)) into v_answer from public.agent_wakes as wake
    where wake.claim_request = p_request and wake.state in ('starting', 'running');
   if v_answer is not null then
     return v_answer;
@@ -627,7 +561,7 @@ begin
     loop
       v_seen := v_seen + 1;
       begin
-        v_answer := public.claim_one_wake(v_instance, v_waiting.agent_id, v_waiting.waitlist_path, '{}', p_request);
+        v_answer := dispatcher.claim_one_wake(v_instance, v_waiting.agent_id, v_waiting.waitlist_path, '{}', p_request);
       exception when query_canceled or deadlock_detected or serialization_failure then
         raise;
       when lock_not_available then
@@ -653,7 +587,2341 @@ begin
 end
 $_$;
 
-COMMENT ON FUNCTION public.claim_waiting_wakes(p_instance_id uuid, p_limit integer, p_request uuid) IS 'Claims up to p_limit wakes from the waitlist of the instance''s gateway, longest waiting first; an agent that may no longer be woken leaves the list and hides nobody.';
+COMMENT ON FUNCTION dispatcher.claim_waiting_wakes(p_instance_id uuid, p_limit integer, p_request uuid) IS 'Claims up to p_limit wakes from the waitlist of the instance''s gateway, longest waiting first; an agent that may no longer be woken leaves the list and hides nobody.';
+
+CREATE FUNCTION dispatcher.clean_inbox_reason(p_reason text) RETURNS text
+    LANGUAGE sql IMMUTABLE PARALLEL SAFE
+    SET search_path TO ''
+    AS $$
+  select coalesce(nullif(btrim(left(p_reason, 4000)), ''), 'no reason given')
+$$;
+
+COMMENT ON FUNCTION dispatcher.clean_inbox_reason(p_reason text) IS 'A reason as it is stored: trimmed, at most 4,000 characters, never empty.';
+
+CREATE FUNCTION dispatcher.complete_workflow_row(p_run public.workflow_runs) RETURNS public.workflow_runs
+    LANGUAGE plpgsql STABLE
+    SET search_path TO ''
+    AS $$
+begin
+  -- What a state implies, for whoever changes a row by hand as for our own functions.
+  if p_run.status in ('waiting_for_approval', 'blocked') then
+    p_run.paused_from := coalesce(p_run.paused_from, 'queued');
+    p_run.paused_at := coalesce(p_run.paused_at, now());
+  end if;
+  if p_run.status = 'dispatched' then
+    p_run.dispatched_at := coalesce(p_run.dispatched_at, now());
+    p_run.owner_agent_id := coalesce(p_run.owner_agent_id, p_run.pinned_agent_id,
+      (select agent_id from public.workflow_agent_routing where tenant_id = p_run.tenant_id and workflow_type = p_run.workflow_type));
+  end if;
+  if p_run.status in ('claimed', 'running') then
+    p_run.claimed_at := coalesce(p_run.claimed_at, p_run.started_at, now());
+    p_run.claim_token := coalesce(p_run.claim_token, gen_random_uuid());
+    p_run.last_heartbeat_at := coalesce(p_run.last_heartbeat_at, now());
+    p_run.deadline_at := coalesce(p_run.deadline_at, p_run.claimed_at
+      + make_interval(mins => dispatcher.workflow_timeout_minutes(p_run.tenant_id, p_run.workflow_type)));
+  end if;
+  if p_run.status in ('running', 'completed') then
+    p_run.started_at := coalesce(p_run.started_at, p_run.claimed_at, p_run.finished_at, now());
+  end if;
+  if p_run.status in ('completed', 'failed', 'timed_out', 'cancelled') then
+    p_run.finished_at := coalesce(p_run.finished_at, now());
+    -- Work was done, so there is something to pay for, known or not.
+    if p_run.claimed_at is not null then
+      p_run.accounted_at := coalesce(p_run.accounted_at, p_run.reported_at, p_run.finished_at);
+    end if;
+  else
+    p_run.finished_at := null;
+  end if;
+  return p_run;
+end
+$$;
+
+COMMENT ON FUNCTION dispatcher.complete_workflow_row(p_run public.workflow_runs) IS 'The row with the times and keys its state implies.';
+
+CREATE FUNCTION dispatcher.dispatch_queued_runs(p_tenant_id uuid, p_settings jsonb, p_estimates jsonb, p_budgets jsonb) RETURNS jsonb
+    LANGUAGE plpgsql
+    SET search_path TO ''
+    AS $$
+declare
+  v_batch constant integer := (p_settings ->> 'workflow_batch_size')::integer;
+  v_groups jsonb;
+  v_candidate record;
+  v_gate record;
+  v_taken jsonb := '{}';
+  v_closed text[] := '{}';
+  v_number integer := 0;
+  v_held integer;
+  v_warned integer := 0;
+  v_errors jsonb := '[]';
+begin
+  perform dispatcher.note_workflow_actor('dispatcher', 'dispatched');
+  select 'ok' as verdict, '{}'::uuid[] as holders, 0 as warned into v_gate;
+  -- Locked before they are counted: a pass that waited here counts what the other one did.
+  perform from public.workflow_agent_routing where tenant_id = p_tenant_id order by workflow_type for update;
+  v_groups := dispatcher.waiting_workflow_groups(p_tenant_id, p_estimates, p_budgets);
+  select coalesce(sum(g.due), 0) into v_held from jsonb_to_recordset(v_groups) as g (due integer, verdict text) where g.verdict <> 'ok';
+  for v_candidate in
+    select g.workflow_type, g.agent_id, g.department_id, g.slots, g.usd, g.tokens, g.due, pick.id
+      from jsonb_to_recordset(v_groups) as g (workflow_type text, pinned text, agent_id text, department_id text, due integer, oldest timestamptz, priorities jsonb,
+                                              route_priority integer, slots integer, usd numeric, tokens numeric, verdict text)
+      cross join lateral jsonb_array_elements_text(g.priorities) as level
+      -- Of one priority the oldest goes first whatever waiting adds, so the oldest few of each are all that can go out.
+      cross join lateral (
+        select run.id, run.priority, run.queued_at from public.workflow_runs as run
+         where run.tenant_id = p_tenant_id and run.workflow_type = g.workflow_type and run.priority = level.value::integer and run.status = 'queued'
+           and run.pinned_agent_id is not distinct from g.pinned and (run.next_attempt_at is null or run.next_attempt_at <= now())
+         order by run.queued_at
+         limit least(g.slots, v_batch) + 20) as pick
+     where g.verdict = 'ok' and g.slots > 0
+     -- A group ages as its oldest run does, and its runs among themselves: minutes of waiting must not outweigh what a run is worth.
+     order by g.route_priority::bigint + dispatcher.workflow_age_points(g.oldest, now()) desc,
+              pick.priority::bigint + dispatcher.workflow_age_points(pick.queued_at, now()) desc, pick.queued_at, pick.id
+  loop
+    exit when v_number >= v_batch;
+    continue when coalesce((v_taken ->> v_candidate.workflow_type)::integer, 0) >= v_candidate.slots
+               or concat_ws('|', v_candidate.workflow_type, v_candidate.agent_id) = any (v_closed);
+    begin
+      if p_budgets <> '[]' then
+        select * into v_gate from dispatcher.budget_verdict(p_budgets, v_candidate.agent_id, v_candidate.department_id, v_candidate.workflow_type,
+                                                        v_candidate.usd, v_candidate.tokens);
+      end if;
+      if v_gate.verdict <> 'ok' then
+        v_closed := v_closed || concat_ws('|', v_candidate.workflow_type, v_candidate.agent_id);
+        v_held := v_held + 1;
+        v_groups := v_groups || jsonb_build_object('workflow_type', v_candidate.workflow_type, 'verdict', v_gate.verdict, 'holders', v_gate.holders);
+        continue;
+      end if;
+      perform from public.workflow_runs where id = v_candidate.id and status = 'queued' for update skip locked;
+      continue when not found;
+      perform dispatcher.dispatch_workflow_run(v_candidate.id, v_candidate.agent_id, v_candidate.usd, v_candidate.tokens);
+      if p_budgets <> '[]' then
+        p_budgets := dispatcher.reserve_in_budgets(p_budgets, v_candidate.agent_id, v_candidate.department_id, v_candidate.workflow_type, v_candidate.usd,
+                                               v_candidate.tokens);
+      end if;
+      v_taken := v_taken || jsonb_build_object(v_candidate.workflow_type, coalesce((v_taken ->> v_candidate.workflow_type)::integer, 0) + 1);
+      v_number := v_number + 1;
+      v_warned := v_warned + least(v_gate.warned, 1);
+    exception when query_canceled or lock_not_available or deadlock_detected or serialization_failure then
+      raise;
+    when others then
+      v_errors := v_errors || jsonb_build_object('phase', 'dispatched', 'run_id', v_candidate.id, 'error', sqlerrm, 'error_code', sqlstate);
+    end;
+  end loop;
+  perform dispatcher.note_held_runs(p_tenant_id, p_budgets, array(
+    select distinct unnest(h.holders) from jsonb_to_recordset(v_groups) as h (holders uuid[], verdict text) where h.verdict = 'held'));
+  return jsonb_build_object('dispatched', v_number, 'held', v_held, 'held_by', dispatcher.budget_holds(p_budgets, v_groups), 'warned', v_warned, 'budgets', p_budgets, 'errors', v_errors, 'full', v_number >= v_batch);
+end
+$$;
+
+COMMENT ON FUNCTION dispatcher.dispatch_queued_runs(p_tenant_id uuid, p_settings jsonb, p_estimates jsonb, p_budgets jsonb) IS 'Hands out queued runs: groups that are held or full are left out before anything is limited; then by route priority, run priority and age, each with what its waiting adds. A run whose row cannot be dispatched is named and hides nobody.';
+
+CREATE FUNCTION dispatcher.dispatch_workflow_run(p_run_id uuid, p_agent_id text, p_usd numeric, p_tokens numeric) RETURNS void
+    LANGUAGE plpgsql
+    SET search_path TO ''
+    AS $$
+begin
+  with dispatched as (
+    update public.workflow_runs
+       set status = 'dispatched', owner_agent_id = p_agent_id, dispatched_at = now(), dispatch_attempts = dispatch_attempts + 1, reserved_usd = p_usd,
+           reserved_tokens = p_tokens, next_attempt_at = null, blocker_type = null, blocker_description = null
+     where id = p_run_id returning id, tenant_id, dispatch_attempts)
+  insert into public.workflow_notifications (tenant_id, run_id, attempt, agent_id, gateway_id)
+  select tenant_id, id, dispatch_attempts, p_agent_id, dispatcher.gateway_of_workflow_agent(tenant_id, p_agent_id) from dispatched
+  on conflict (run_id, attempt) do nothing;
+end
+$$;
+
+COMMENT ON FUNCTION dispatcher.dispatch_workflow_run(p_run_id uuid, p_agent_id text, p_usd numeric, p_tokens numeric) IS 'Hands a run to an agent: one update, with its reservation, and the notification that is owed for it.';
+
+CREATE FUNCTION dispatcher.dispatcher_gateway_topic(p_gateway_id uuid) RETURNS text
+    LANGUAGE sql IMMUTABLE
+    SET search_path TO ''
+    AS $$ select 'gateway:' || p_gateway_id::text $$;
+
+COMMENT ON FUNCTION dispatcher.dispatcher_gateway_topic(p_gateway_id uuid) IS 'The private Realtime topic of a gateway.';
+
+CREATE FUNCTION dispatcher.end_wake(p_wake_id uuid, p_claim_token uuid, p_ending text, p_exit_code integer, p_error text) RETURNS jsonb
+    LANGUAGE plpgsql
+    SET search_path TO ''
+    AS $$
+declare
+  v_wake public.agent_wakes;
+  v_state text;
+  v_settings jsonb;
+  v_failures integer;
+  v_max integer;
+  v_released integer;
+begin
+  if p_ending not in ('exited', 'timed_out', 'interrupted', 'lost', 'spawn_failed') then
+    raise exception 'unknown ending %', p_ending using errcode = 'OD002';
+  end if;
+  perform from public.agent_wake_state where agent_id = (select agent_id from public.agent_wakes where id = p_wake_id) for update;
+  select * into v_wake from public.agent_wakes where id = p_wake_id for update;
+  if v_wake.id is null or v_wake.claim_token <> p_claim_token then
+    return jsonb_build_object('wake_id', p_wake_id, 'applied', false, 'state', v_wake.state,
+                              'code', case when v_wake.id is null then 'not_found' else 'fence_lost' end);
+  end if;
+  select settings into v_settings from public.dispatcher_instances where id = v_wake.instance_id;
+  v_settings := coalesce(v_settings, (select settings from public.dispatcher_instances where gateway_id = v_wake.gateway_id order by last_heartbeat_at desc limit 1));
+  if v_wake.ended_at is not null then
+    -- Whoever asks again did not hear the first answer, and so not when to look at the agent next.
+    return jsonb_build_object('wake_id', p_wake_id, 'applied', false, 'code', 'already', 'state', v_wake.state, 'agent_id', v_wake.agent_id)
+           || dispatcher.wait_for_next_wake(v_wake.agent_id, v_settings,
+             case when v_wake.state in ('interrupted', 'lost') then v_wake.claimed_at else now() end);
+  end if;
+  perform set_config('dispatcher.quiet', 'on', true);
+  v_state := dispatcher.wake_end_state(v_wake, p_ending, p_exit_code);
+  update public.agent_wakes set state = v_state, ended_at = now(), exit_code = p_exit_code, error = left(p_error, 2000) where id = p_wake_id;
+  v_released := dispatcher.release_wake_leases(v_wake, v_state in ('interrupted', 'spawn_failed'), format('wake ended (%s) with the item unfinished', v_state));
+  if v_state = 'lost' and v_released = 0 then
+    perform dispatcher.spend_attempt_of_lost_wake(v_wake);
+  end if;
+
+  v_max := (v_settings ->> 'max_consecutive_failures')::integer;
+  update public.agent_wake_state as wake_state
+     set last_ended_at = now(), last_end_state = v_state, updated_at = now(),
+         consecutive_failures = case
+           when v_state = 'succeeded' then 0
+           when v_state in ('interrupted', 'lost') then wake_state.consecutive_failures
+           -- slow but working: a longer cooldown, never a stall of its own making
+           when v_state = 'timed_out' and dispatcher.wake_has_progress(v_wake)
+             then greatest(least(wake_state.consecutive_failures + 1, v_max - 1), wake_state.consecutive_failures)
+           else wake_state.consecutive_failures + 1 end
+   where wake_state.agent_id = v_wake.agent_id
+  returning wake_state.consecutive_failures into v_failures;
+  if v_failures >= v_max then
+    perform dispatcher.mark_agent_stalled(v_wake.agent_id);
+  end if;
+  return jsonb_build_object('wake_id', p_wake_id, 'applied', true, 'code', 'ok', 'state', v_state, 'agent_id', v_wake.agent_id,
+                            'agent_slug', (select slug from public.agents where id = v_wake.agent_id),
+                            'consecutive_failures', v_failures) || dispatcher.wait_for_next_wake(v_wake.agent_id, v_settings,
+             case when v_state in ('interrupted', 'lost') then v_wake.claimed_at else now() end);
+end
+$$;
+
+COMMENT ON FUNCTION dispatcher.end_wake(p_wake_id uuid, p_claim_token uuid, p_ending text, p_exit_code integer, p_error text) IS 'Ends a wake: final state, leases released, failures counted, and what is next for its agent (waitlisted, or retry_in seconds). p_ending: exited, timed_out, interrupted, lost, spawn_failed. Needs the claim token.';
+
+CREATE FUNCTION dispatcher.end_workflow_claim(p_run public.workflow_runs, p_as text) RETURNS void
+    LANGUAGE sql
+    SET search_path TO ''
+    AS $$
+  update public.workflow_claims set ended_at = now(), ended_as = p_as where claim_token = p_run.claim_token and ended_at is null
+$$;
+
+COMMENT ON FUNCTION dispatcher.end_workflow_claim(p_run public.workflow_runs, p_as text) IS 'Closes the present claim of a run in the history of claims.';
+
+CREATE FUNCTION dispatcher.enforce_budgets(p_tenant_id uuid, p_budgets jsonb, p_estimates jsonb, OUT stopped integer, OUT budgets jsonb, OUT event_error text) RETURNS record
+    LANGUAGE plpgsql
+    SET search_path TO ''
+    AS $$
+declare
+  v_budget record;
+  v_ids uuid[];
+begin
+  stopped := 0;
+  budgets := p_budgets;
+  begin
+    perform dispatcher.record_budget_recoveries(p_tenant_id, p_budgets);
+  exception when query_canceled or lock_not_available or deadlock_detected or serialization_failure then
+    raise;
+  when others then
+    event_error := format('%s (%s)', sqlerrm, sqlstate);
+  end;
+  for v_budget in
+    select b.value
+      from dispatcher.budget_states(p_budgets) as state
+      join jsonb_array_elements(p_budgets) as b on (b.value ->> 'id')::uuid = state.id
+     where state.error is null and state.action = 'hard_stop' and state.settled >= state.cap
+     order by state.id
+  loop
+    v_ids := dispatcher.stop_runs_of_budget(p_tenant_id, v_budget.value);
+    event_error := coalesce(dispatcher.tell_budget_event(p_tenant_id, v_budget.value, 'hard_stopped', jsonb_build_object('cancelled_run_ids', to_jsonb(v_ids))),
+                            event_error);
+    stopped := stopped + cardinality(v_ids);
+  end loop;
+  if stopped > 0 then
+    -- What was stopped reserves nothing any more, and that may have been what filled another budget.
+    budgets := dispatcher.evaluate_budgets(p_tenant_id, p_estimates);
+  end if;
+  for v_budget in
+    select b.value, state.action
+      from dispatcher.budget_states(budgets) as state
+      join jsonb_array_elements(budgets) as b on (b.value ->> 'id')::uuid = state.id
+     where state.error is null and state.action <> 'hard_stop' and state.settled + state.reserved >= state.cap
+     order by state.id
+  loop
+    event_error := coalesce(dispatcher.tell_budget_event(p_tenant_id, v_budget.value, case v_budget.action when 'warn' then 'warned' else 'paused' end, '{}'),
+                            event_error);
+  end loop;
+end
+$$;
+
+COMMENT ON FUNCTION dispatcher.enforce_budgets(p_tenant_id uuid, p_budgets jsonb, p_estimates jsonb, OUT stopped integer, OUT budgets jsonb, OUT event_error text) IS 'What follows from evaluated budgets whatever is queued: recoveries, hard stops, one event per breach. Answers how many runs were stopped, and the budgets as they stand after that.';
+
+CREATE FUNCTION dispatcher.evaluate_budgets(p_tenant_id uuid, p_estimates jsonb, p_now timestamp with time zone DEFAULT now()) RETURNS jsonb
+    LANGUAGE plpgsql STABLE
+    SET search_path TO ''
+    AS $$
+declare
+  v_periods constant jsonb := dispatcher.budget_periods(p_tenant_id, p_now);
+  v_spends jsonb := '{}';
+  v_error text;
+begin
+  if v_periods = '{}' then
+    return '[]';
+  end if;
+  begin
+    select coalesce(jsonb_object_agg(concat_ws('|', extract(epoch from spend.starts_at), spend.scope, spend.scope_id),
+             jsonb_build_object('settled_usd', spend.settled_usd, 'settled_tokens', spend.settled_tokens, 'reserved_usd', spend.reserved_usd, 'reserved_tokens', spend.reserved_tokens)), '{}')
+      into v_spends
+      from dispatcher.workflow_spend(p_tenant_id, array(select distinct (kind.value ->> 'starts_at')::timestamptz from jsonb_each(v_periods) as kind
+                                                     where kind.value ? 'starts_at'), p_estimates) as spend
+     where spend.scope_id is not null or spend.scope = 'fleet';
+  exception when query_canceled or lock_not_available or deadlock_detected or serialization_failure then
+    raise;
+  when others then
+    v_error := format('%s (%s)', sqlerrm, sqlstate);
+  end;
+  return (
+    select coalesce(jsonb_agg(jsonb_build_object(
+             'id', budget.id, 'name', budget.name, 'scope', budget.scope, 'scope_id', budget.scope_id, 'period', budget.period, 'cap_usd', budget.cap_usd,
+             'cap_tokens', budget.cap_tokens, 'action', budget.action_on_exceed, 'fail_closed', budget.fail_closed,
+             'settled_usd', 0, 'settled_tokens', 0, 'reserved_usd', 0, 'reserved_tokens', 0, 'error', v_error)
+             || (v_periods -> (budget.period || ' ' || budget.timezone))
+             || coalesce(v_spends -> concat_ws('|', extract(epoch from (v_periods -> (budget.period || ' ' || budget.timezone) ->> 'starts_at')::timestamptz),
+                                               budget.scope, budget.scope_id), '{}') order by budget.scope, budget.scope_id, budget.period, budget.id), '[]')
+      from public.budgets as budget where budget.tenant_id = p_tenant_id and budget.active);
+end
+$$;
+
+COMMENT ON FUNCTION dispatcher.evaluate_budgets(p_tenant_id uuid, p_estimates jsonb, p_now timestamp with time zone) IS 'Every active budget with its period and spend; one aggregate per period, however many budgets there are and runs wait. A budget that cannot be evaluated carries its error.';
+
+CREATE FUNCTION dispatcher.expire_stale_items(p_instance public.dispatcher_instances) RETURNS integer
+    LANGUAGE plpgsql
+    SET search_path TO ''
+    AS $$
+declare
+  v_hours constant double precision := (p_instance.settings ->> 'stale_item_age_hours')::double precision;
+  v_oldest timestamptz;
+  v_count integer;
+begin
+  if v_hours <= 0 then
+    return 0;
+  end if;
+  v_oldest := now() - make_interval(secs => v_hours * 3600);
+  update public.agent_inbox_items as item
+     set status = 'failed', attempt_count = greatest(item.attempt_count, item.max_attempts), failed_at = now(), updated_at = now(),
+         context = dispatcher.merge_inbox_context(item.context, jsonb_build_object('last_failure_reason', format('stale: pending for more than %s h', v_hours)))
+   where item.id in (
+     select stale.id from public.agents as agent
+       join public.agent_inbox_items as stale on stale.agent_id = agent.id and stale.tenant_id = agent.tenant_id
+       left join public.agent_wake_state as state on state.agent_id = agent.id
+       left join public.inbox_item_reopenings as reopening on reopening.item_id = stale.id
+      where agent.gateway_id = p_instance.gateway_id and agent.tenant_id = p_instance.tenant_id and agent.status not in ('paused', 'hibernating')
+        and stale.status = 'pending' and stale.attempt_count < stale.max_attempts and stale.created_at < v_oldest
+        and coalesce(reopening.reopened_at, '-infinity') < v_oldest and coalesce(state.resumed_at, '-infinity') < v_oldest
+      limit 1000 for update of stale skip locked);
+  get diagnostics v_count = row_count;
+  return v_count;
+end
+$$;
+
+COMMENT ON FUNCTION dispatcher.expire_stale_items(p_instance public.dispatcher_instances) IS 'Items pending for longer than stale_item_age_hours fail for good, reason recorded, at most 1,000 a call. The age counts from the creation, the last requeue or the end of its agent''s pause; items of paused or hibernating agents wait.';
+
+CREATE FUNCTION dispatcher.fill_waitlist(p_instance public.dispatcher_instances) RETURNS jsonb
+    LANGUAGE plpgsql
+    SET search_path TO ''
+    AS $$
+declare
+  v_agent record;
+  v_gates record;
+  v_ready uuid[] := '{}';
+  v_oldest timestamptz[] := '{}';
+  v_skipped jsonb := '[]';
+begin
+  for v_agent in
+    select agent.id, agent.slug, oldest.created_at from public.agents as agent
+     cross join lateral (select due.created_at from dispatcher.inbox_due as due
+                          where due.agent_id = agent.id and due.tenant_id = agent.tenant_id order by due.created_at limit 1) as oldest
+     where agent.gateway_id = p_instance.gateway_id and agent.tenant_id = p_instance.tenant_id
+       and not exists (select from public.agent_wake_state as state where state.agent_id = agent.id and state.waitlisted_at is not null)
+       and not exists (select from public.agent_wakes as wake where wake.agent_id = agent.id and wake.state in ('starting', 'running'))
+     order by oldest.created_at
+  loop
+    begin
+      select * into v_gates from dispatcher.wake_gates(v_agent.id, p_instance.settings);
+      if cardinality(v_gates.blocked) = 0 then
+        v_ready := v_ready || v_agent.id;
+        v_oldest := v_oldest || v_agent.created_at;
+      else
+        v_skipped := v_skipped || jsonb_build_object('granted', false, 'agent_id', v_agent.id, 'agent_slug', v_agent.slug,
+          'skip_reason', v_gates.blocked[1], 'retry_in', extract(epoch from v_gates.retry_at - now()), 'failures', v_gates.failures);
+      end if;
+    exception when query_canceled then
+      raise;
+    when others then
+      v_skipped := v_skipped || jsonb_build_object('granted', false, 'agent_id', v_agent.id, 'agent_slug', v_agent.slug,
+        'skip_reason', 'error', 'error', sqlerrm, 'error_code', sqlstate);
+    end;
+  end loop;
+  insert into public.agent_wake_state as state (agent_id, tenant_id, waitlisted_at, waitlist_path, waiting_since)
+  select ready.id, p_instance.tenant_id, now(), 'sweep', ready.oldest from unnest(v_ready, v_oldest) as ready (id, oldest)
+  on conflict (agent_id) do update
+     set waitlisted_at = excluded.waitlisted_at, waitlist_path = excluded.waitlist_path, waiting_since = excluded.waiting_since, updated_at = now()
+   where state.waitlisted_at is null;
+  return v_skipped;
+end
+$$;
+
+COMMENT ON FUNCTION dispatcher.fill_waitlist(p_instance public.dispatcher_instances) IS 'Puts every agent of the gateway that has work and open gates on the waitlist, oldest item first; answers the refused ones with their reason.';
+
+CREATE FUNCTION dispatcher.find_inbox_agent(p_tenant_id uuid, p_agent_slug text) RETURNS uuid
+    LANGUAGE sql STABLE
+    SET search_path TO ''
+    AS $$
+  select agent.id from public.agents as agent where agent.tenant_id = p_tenant_id and agent.slug = p_agent_slug
+$$;
+
+COMMENT ON FUNCTION dispatcher.find_inbox_agent(p_tenant_id uuid, p_agent_slug text) IS 'The id of a tenant''s agent by its present slug; null when there is none.';
+
+CREATE TABLE public.agent_wakes (
+    id uuid DEFAULT gen_random_uuid() NOT NULL,
+    tenant_id uuid NOT NULL,
+    agent_id uuid NOT NULL,
+    gateway_id uuid NOT NULL,
+    instance_id uuid,
+    claim_token uuid DEFAULT gen_random_uuid() NOT NULL,
+    claim_request uuid,
+    state text DEFAULT 'starting'::text NOT NULL,
+    path text NOT NULL,
+    item_ids uuid[] DEFAULT '{}'::uuid[] NOT NULL,
+    chain_depth integer DEFAULT 0 NOT NULL,
+    model_override text,
+    thinking_override text,
+    host_id text,
+    pid integer,
+    pid_started_at double precision,
+    claimed_at timestamp with time zone DEFAULT now() NOT NULL,
+    started_at timestamp with time zone,
+    deadline_at timestamp with time zone NOT NULL,
+    progressed_at timestamp with time zone,
+    ended_at timestamp with time zone,
+    exit_code integer,
+    error text,
+    workflow_run_id uuid,
+    stop_cause text,
+    CONSTRAINT agent_wakes_ended_has_time CHECK (((state = ANY (ARRAY['starting'::text, 'running'::text])) = (ended_at IS NULL))),
+    CONSTRAINT agent_wakes_path_check CHECK ((path = ANY (ARRAY['event'::text, 'sweep'::text, 'waitlist'::text, 'due'::text, 'command'::text, 'workflow'::text]))),
+    CONSTRAINT agent_wakes_running_has_pid CHECK (((state <> 'running'::text) OR ((pid IS NOT NULL) AND (started_at IS NOT NULL)))),
+    CONSTRAINT agent_wakes_state_check CHECK ((state = ANY (ARRAY['starting'::text, 'running'::text, 'succeeded'::text, 'failed'::text, 'timed_out'::text, 'no_progress'::text, 'lost'::text, 'interrupted'::text, 'spawn_failed'::text])))
+);
+
+COMMENT ON TABLE public.agent_wakes IS 'One row per wake: one run of `openclaw agent` for one agent, from its claim to its end.';
+
+COMMENT ON COLUMN public.agent_wakes.workflow_run_id IS 'The orphaned run this wake was started for.';
+
+COMMENT ON COLUMN public.agent_wakes.stop_cause IS 'Set when the run its process works on was ended from outside: its instance stops the process.';
+
+CREATE FUNCTION dispatcher.find_sender_wake(p_agent_id uuid) RETURNS public.agent_wakes
+    LANGUAGE sql STABLE
+    SET search_path TO ''
+    AS $$
+  select wake.* from public.agent_wakes as wake
+   where wake.agent_id = p_agent_id
+     and (wake.state in ('starting', 'running') or wake.ended_at > clock_timestamp() - interval '60 seconds')
+   order by wake.claimed_at desc
+   limit 1
+$$;
+
+COMMENT ON FUNCTION dispatcher.find_sender_wake(p_agent_id uuid) IS 'The wake an agent acts in: its live one, else the latest if it ended within 60 s (a turn can outlive its process); null when it acts outside a wake.';
+
+CREATE FUNCTION dispatcher.finish_workflow_run(p_tenant_id uuid, p_run_id uuid, p_session text, p_claim_token uuid, p_status text, p_output jsonb, p_error text, p_usage jsonb) RETURNS jsonb
+    LANGUAGE plpgsql
+    SET search_path TO ''
+    SET lock_timeout TO '8s'
+    AS $$
+declare
+  v_run public.workflow_runs := dispatcher.lock_workflow_run(p_tenant_id, p_run_id);
+  v_code constant text := dispatcher.workflow_claim_state(v_run, p_session, p_claim_token);
+begin
+  if v_code = 'finished' and v_run.status = p_status then
+    -- A repeat says the same once more: only a cost that was not known yet is news.
+    return dispatcher.workflow_answer('already', case when v_run.cost_estimate is null then dispatcher.book_workflow_usage(v_run, p_usage) else v_run end);
+  end if;
+  if v_code <> 'ok' then
+    return dispatcher.refuse_workflow_caller(v_code, v_run, p_tenant_id, p_run_id, p_session, p_claim_token, p_usage);
+  end if;
+  perform dispatcher.note_workflow_actor(v_run.claimed_by, p_error);
+  if p_status = 'completed' then
+    v_run := dispatcher.start_workflow_run(v_run);
+  end if;
+  perform dispatcher.end_workflow_claim(v_run, p_status);
+  v_run := dispatcher.book_workflow_usage(v_run, p_usage);
+  perform dispatcher.note_wake_progress(v_run);
+  update public.workflow_runs
+     set status = p_status, finished_at = now(), output_summary = coalesce(p_output, output_summary), wake_id = null,
+         last_error = case p_status when 'failed' then coalesce(nullif(btrim(left(p_error, 4000)), ''), 'no reason given') else last_error end,
+         last_error_at = case p_status when 'failed' then now() else last_error_at end
+   where id = p_run_id returning * into v_run;
+  return dispatcher.workflow_answer('ok', v_run);
+end
+$$;
+
+COMMENT ON FUNCTION dispatcher.finish_workflow_run(p_tenant_id uuid, p_run_id uuid, p_session text, p_claim_token uuid, p_status text, p_output jsonb, p_error text, p_usage jsonb) IS 'Ends a run as completed or failed on behalf of the session that holds it. already for a repeat.';
+
+CREATE FUNCTION dispatcher.gateway_backlog(p_gateway_id uuid) RETURNS jsonb
+    LANGUAGE sql STABLE
+    SET search_path TO ''
+    AS $$
+  select jsonb_build_object('items', count(*), 'under_1m', count(*) filter (where age < interval '1 minute'),
+                            'under_1h', count(*) filter (where age >= interval '1 minute' and age < interval '1 hour'),
+                            'over_1h', count(*) filter (where age >= interval '1 hour'), 'oldest_seconds', round(extract(epoch from max(age))))
+    from (select now() - due.created_at as age from dispatcher.inbox_due as due join public.agents as agent on agent.id = due.agent_id
+           where agent.gateway_id = p_gateway_id) as ages
+$$;
+
+COMMENT ON FUNCTION dispatcher.gateway_backlog(p_gateway_id uuid) IS 'Open items of a gateway''s agents by age: items, under_1m, under_1h, over_1h, oldest_seconds (NULL when there are none).';
+
+CREATE FUNCTION dispatcher.gateway_of_workflow_agent(p_tenant_id uuid, p_agent_id text) RETURNS uuid
+    LANGUAGE sql STABLE
+    SET search_path TO ''
+    AS $$
+  select coalesce((select agent.gateway_id from public.agents as agent where agent.tenant_id = p_tenant_id and agent.slug = p_agent_id),
+                  (select (array_agg(gateway.id))[1] from public.gateways as gateway where gateway.tenant_id = p_tenant_id having count(*) = 1))
+$$;
+
+COMMENT ON FUNCTION dispatcher.gateway_of_workflow_agent(p_tenant_id uuid, p_agent_id text) IS 'The gateway of an agent by slug; the tenant''s only gateway for an agent without a row; else NULL.';
+
+CREATE FUNCTION dispatcher.gateway_settings(p_gateway_id uuid) RETURNS jsonb
+    LANGUAGE sql STABLE
+    SET search_path TO ''
+    AS $$
+  select settings from public.dispatcher_instances as instance where gateway_id = p_gateway_id
+   order by (state = 'running' and not dispatcher.is_instance_silent(instance)) desc, last_heartbeat_at desc limit 1
+$$;
+
+COMMENT ON FUNCTION dispatcher.gateway_settings(p_gateway_id uuid) IS 'The settings of the gateway''s most recent daemon; NULL when none ever ran.';
+
+CREATE FUNCTION dispatcher.give_up_item(p_item_id uuid, p_reason text) RETURNS void
+    LANGUAGE sql
+    SET search_path TO ''
+    AS $$
+  update public.agent_inbox_items
+     set status = 'dead_letter', failed_at = now(), leased_at = null, leased_until = null, updated_at = now(),
+         context = dispatcher.merge_inbox_context(context, jsonb_build_object('last_failure_reason', p_reason))
+   where id = p_item_id
+$$;
+
+COMMENT ON FUNCTION dispatcher.give_up_item(p_item_id uuid, p_reason text) IS 'dead_letter with its reason.';
+
+CREATE FUNCTION dispatcher.guard_workflow_transition() RETURNS trigger
+    LANGUAGE plpgsql
+    SET search_path TO ''
+    AS $$
+declare
+  v_side constant text[] := array['waiting_for_approval', 'blocked'];
+  v_transition record;
+begin
+  if new.status = old.status and new.dispatch_attempts = old.dispatch_attempts then
+    new.updated_at := now();
+    return new;
+  end if;
+  select needs_override into v_transition from public.workflow_run_transitions
+   where from_status = old.status and to_status = new.status;
+  if not found
+     or (v_transition.needs_override and coalesce(current_setting('dispatcher.override_run', true), '') <> old.id::text)
+     or (old.status = any (v_side) and new.status <> all (v_side || array['cancelled']) and new.status is distinct from old.paused_from) then
+    raise exception 'a run may not go from % to %', old.status, new.status using errcode = 'OD010',
+      detail = format('run %s%s', old.id, case when old.paused_from is not null then ', held since it was ' || old.paused_from else '' end),
+      hint = 'The state table is workflow_run_transitions.';
+  end if;
+  new.paused_from := case when new.status = any (v_side) then coalesce(old.paused_from, old.status) end;
+  new.paused_at := case when new.status = any (v_side) then coalesce(old.paused_at, now()) end;
+  if old.status = any (v_side) then
+    -- It was held, not silent: whoever has it, or should take it, gets the usual time anew, and for its work what was left of it.
+    new.last_heartbeat_at := case when new.status in ('claimed', 'running') then now() else new.last_heartbeat_at end;
+    new.deadline_at := case when new.status in ('claimed', 'running') then new.deadline_at + (now() - old.paused_at) else new.deadline_at end;
+    new.dispatched_at := case when new.status = 'dispatched' then now() else new.dispatched_at end;
+  end if;
+  new.updated_at := now();
+  return dispatcher.complete_workflow_row(new);
+end
+$$;
+
+COMMENT ON FUNCTION dispatcher.guard_workflow_transition() IS 'Before an update of a run: refuses (OD010) what workflow_run_transitions does not list, and a return from a side state to anywhere but where it came from.';
+
+CREATE FUNCTION dispatcher.hint_agent_change() RETURNS trigger
+    LANGUAGE plpgsql SECURITY DEFINER
+    SET search_path TO ''
+    AS $$
+begin
+  if old.status in ('paused', 'hibernating') and new.status not in ('paused', 'hibernating') then
+    insert into public.agent_wake_state (agent_id, tenant_id, resumed_at) values (new.id, new.tenant_id, now())
+    on conflict (agent_id) do update set resumed_at = now();
+  end if;
+  perform dispatcher.send_gateway_hint(new.gateway_id, 'agent', jsonb_build_object('agent_id', new.id));
+  if old.gateway_id is distinct from new.gateway_id then
+    perform dispatcher.send_gateway_hint(old.gateway_id, 'agent', jsonb_build_object('agent_id', new.id));
+  end if;
+  return null;
+exception when others then
+  return null;
+end
+$$;
+
+COMMENT ON FUNCTION dispatcher.hint_agent_change() IS 'After an agent''s status or gateway changed: a hint to its gateway, and to the one it left. Never fails the update.';
+
+CREATE FUNCTION dispatcher.hint_budget_change() RETURNS trigger
+    LANGUAGE plpgsql SECURITY DEFINER
+    SET search_path TO ''
+    AS $$
+begin
+  perform dispatcher.send_gateway_hint((select gateway_id from public.agents where id = new.agent_id), 'agent', jsonb_build_object('agent_id', new.agent_id));
+  return null;
+exception when others then
+  return null;
+end
+$$;
+
+COMMENT ON FUNCTION dispatcher.hint_budget_change() IS 'After an agent''s budget changed its status, limit or cutoff: a hint to its gateway. Never fails the update.';
+
+CREATE FUNCTION dispatcher.hint_inbox_insert() RETURNS trigger
+    LANGUAGE plpgsql SECURITY DEFINER
+    SET search_path TO ''
+    AS $$
+declare
+  v_hint record;
+begin
+  for v_hint in
+    select agent.gateway_id, agent.id as agent_id, (array_agg(item.id order by item.created_at, item.id))[1:50] as item_ids,
+           bool_or(origin.from_agent_id is distinct from item.agent_id) as from_outside
+      from new_items as item
+      join public.agents as agent on agent.id = item.agent_id and agent.tenant_id = item.tenant_id
+      left join public.inbox_item_origins as origin on origin.item_id = item.id
+     where item.status = 'pending'
+     group by agent.gateway_id, agent.id
+  loop
+    perform dispatcher.send_gateway_hint(v_hint.gateway_id, 'inbox',
+      jsonb_build_object('agent_id', v_hint.agent_id, 'item_id', v_hint.item_ids[1])
+      || case when cardinality(v_hint.item_ids) > 1 then jsonb_build_object('item_ids', v_hint.item_ids) else '{}'::jsonb end);
+    if v_hint.from_outside then
+      -- Never a wait in somebody's insert: where the row is held, the claim that holds it sees the new item by itself.
+      perform from public.agent_wake_state where agent_id = v_hint.agent_id for update skip locked;
+      if found then
+        perform dispatcher.reset_wake_failures(v_hint.agent_id);
+      end if;
+    end if;
+  end loop;
+  return null;
+exception when others then
+  return null;
+end
+$$;
+
+COMMENT ON FUNCTION dispatcher.hint_inbox_insert() IS 'After an insert of items: one hint per agent to its gateway ({agent_id, item_id, item_ids}), and new context resets the agent''s failures. Never fails the insert.';
+
+CREATE FUNCTION dispatcher.hint_workflow_daemons(p_tenant_id uuid, p_run_id uuid) RETURNS void
+    LANGUAGE plpgsql SECURITY DEFINER
+    SET search_path TO ''
+    AS $$
+begin
+  perform dispatcher.send_gateway_hint(live.gateway_id, 'run', jsonb_build_object('run_id', p_run_id))
+     from (select distinct instance.gateway_id from public.dispatcher_instances as instance
+            where instance.tenant_id = p_tenant_id and instance.state = 'running' and not dispatcher.is_instance_silent(instance)
+            limit 20) as live;
+exception when others then
+  -- A hint is worth less than the row it speaks of; the next tick finds the row.
+  null;
+end
+$$;
+
+COMMENT ON FUNCTION dispatcher.hint_workflow_daemons(p_tenant_id uuid, p_run_id uuid) IS 'Hints the tenant''s living daemons that runs are to be looked at. Never fails.';
+
+CREATE FUNCTION dispatcher.hint_workflow_insert() RETURNS trigger
+    LANGUAGE plpgsql SECURITY DEFINER
+    SET search_path TO ''
+    AS $$
+declare
+  v_tenant record;
+begin
+  for v_tenant in select tenant_id, (array_agg(id))[1] as run_id from new_runs where status = 'queued' group by tenant_id loop
+    perform dispatcher.hint_workflow_daemons(v_tenant.tenant_id, v_tenant.run_id);
+  end loop;
+  return null;
+exception when others then
+  return null;
+end
+$$;
+
+COMMENT ON FUNCTION dispatcher.hint_workflow_insert() IS 'After an insert of queued runs: one hint to each living daemon of the tenant. Never fails the insert.';
+
+CREATE FUNCTION dispatcher.hint_workflow_rules() RETURNS trigger
+    LANGUAGE plpgsql SECURITY DEFINER
+    SET search_path TO ''
+    AS $$
+begin
+  perform dispatcher.hint_workflow_daemons(new.tenant_id, null);
+  return null;
+exception when others then
+  return null;
+end
+$$;
+
+COMMENT ON FUNCTION dispatcher.hint_workflow_rules() IS 'After a route or a budget changed: waiting runs may go out now. Never fails the change.';
+
+CREATE FUNCTION dispatcher.hint_workflow_update() RETURNS trigger
+    LANGUAGE plpgsql SECURITY DEFINER
+    SET search_path TO ''
+    AS $$
+begin
+  -- The daemon's own tick looks again by itself.
+  if coalesce(current_setting('dispatcher.quiet', true), '') = 'on' then
+    return null;
+  end if;
+  if new.status = 'queued'
+     or (coalesce(old.paused_from, old.status) in ('dispatched', 'claimed', 'running')
+         and exists (select from public.workflow_runs where tenant_id = new.tenant_id and workflow_type = new.workflow_type and status = 'queued'))
+     or old.wake_id is not null then
+    perform dispatcher.hint_workflow_daemons(new.tenant_id, new.id);
+  end if;
+  return null;
+exception when others then
+  return null;
+end
+$$;
+
+COMMENT ON FUNCTION dispatcher.hint_workflow_update() IS 'After a run came back to the queue, or gave up its slot while others of its type wait: a hint to the tenant''s living daemons. Never fails the update.';
+
+CREATE FUNCTION dispatcher.inbox_close_verdict(p_item_id uuid, p_code text) RETURNS jsonb
+    LANGUAGE sql STABLE
+    SET search_path TO ''
+    AS $$
+  select jsonb_build_object('applied', p_code in ('ok', 'already'), 'code', p_code,
+                            'status', item.status, 'attempt', item.attempt_count, 'max_attempts', item.max_attempts)
+  from (select 1) as one_row left join public.agent_inbox_items as item on item.id = p_item_id
+$$;
+
+COMMENT ON FUNCTION dispatcher.inbox_close_verdict(p_item_id uuid, p_code text) IS 'The answer of the closing functions: {applied, code, status, attempt, max_attempts}; the last three are null when the item is unknown.';
+
+CREATE FUNCTION dispatcher.inbox_items_of_lease(p_agent_id uuid, p_lease_token uuid) RETURNS jsonb
+    LANGUAGE sql STABLE
+    SET search_path TO ''
+    AS $$
+  select coalesce(jsonb_agg(jsonb_build_object(
+           'inbox_item_id', item.id,
+           'event_type', item.event_type,
+           'summary', item.summary,
+           'task_id', item.task_id,
+           'comment_id', item.comment_id,
+           'contact_id', item.contact_id,
+           'attempt', item.attempt_count,
+           'leased_until', item.leased_until,
+           'lease_token', lease.lease_token,
+           'context', case when task.id is null then item.context
+                           else jsonb_build_object('task', jsonb_build_object(
+                                  'id', task.id, 'title', task.title, 'description', task.description, 'status', task.status,
+                                  'priority', task.priority, 'tags', task.tags, 'due_date', task.due_date))
+                                || dispatcher.merge_inbox_context(item.context, '{}') end
+         ) order by item.created_at, item.id), '[]'::jsonb)
+    from public.agent_inbox_items as item
+    join public.inbox_item_leases as lease on lease.item_id = item.id
+    left join public.tasks as task on task.id = item.task_id and task.tenant_id = item.tenant_id
+   where item.agent_id = p_agent_id
+     and item.status = 'leased'
+     and item.leased_until > clock_timestamp()
+     and lease.lease_token = p_lease_token
+     and lease.leased_at = item.leased_at
+     and lease.closed_at is null
+$$;
+
+COMMENT ON FUNCTION dispatcher.inbox_items_of_lease(p_agent_id uuid, p_lease_token uuid) IS 'The items an agent holds under one lease token, oldest first, as the agent''s script prints them; an item''s task is laid into its context.';
+
+CREATE FUNCTION dispatcher.inbox_post_key(p_request_key text, p_wake_id uuid, p_content text, p_at timestamp with time zone) RETURNS text
+    LANGUAGE sql IMMUTABLE PARALLEL SAFE
+    SET search_path TO ''
+    AS $$
+  select case
+    when p_request_key <> '' then 'key:' || p_request_key
+    else 'content:' || encode(sha256(convert_to(
+           coalesce(p_wake_id::text, floor(extract(epoch from p_at) / 600)::text) || chr(31) || p_content, 'UTF8')), 'hex')
+  end
+$$;
+
+COMMENT ON FUNCTION dispatcher.inbox_post_key(p_request_key text, p_wake_id uuid, p_content text, p_at timestamp with time zone) IS 'What makes two posts of a sender the same one: the caller''s key, else the same content within the same wake, else within the same ten minutes.';
+
+CREATE FUNCTION dispatcher.inbox_retry_delay(p_attempt integer) RETURNS interval
+    LANGUAGE sql IMMUTABLE PARALLEL SAFE
+    SET search_path TO ''
+    AS $$
+  select make_interval(secs => least(900, 30 * power(2, least(greatest(p_attempt, 1), 12) - 1)))
+$$;
+
+COMMENT ON FUNCTION dispatcher.inbox_retry_delay(p_attempt integer) IS 'How long a failed item rests after its n-th attempt: 30 s, doubled per attempt, at most 900 s.';
+
+CREATE FUNCTION dispatcher.is_in_budget_scope(p_scope text, p_scope_id text, p_agent_id text, p_department_id text, p_workflow_type text) RETURNS boolean
+    LANGUAGE sql IMMUTABLE
+    SET search_path TO ''
+    AS $$
+  select case p_scope when 'fleet' then true when 'agent' then p_scope_id = p_agent_id when 'department' then p_scope_id = p_department_id
+                      else p_scope_id = p_workflow_type end is true
+$$;
+
+COMMENT ON FUNCTION dispatcher.is_in_budget_scope(p_scope text, p_scope_id text, p_agent_id text, p_department_id text, p_workflow_type text) IS 'The scope chain of a run: its agent, that agent''s department, its type as project, the fleet.';
+
+CREATE FUNCTION dispatcher.is_instance_silent(p_instance public.dispatcher_instances) RETURNS boolean
+    LANGUAGE sql STABLE
+    SET search_path TO ''
+    AS $$
+  select p_instance.last_heartbeat_at < now() - make_interval(secs => coalesce((p_instance.settings ->> 'instance_timeout')::double precision, 45))
+$$;
+
+COMMENT ON FUNCTION dispatcher.is_instance_silent(p_instance public.dispatcher_instances) IS 'Whether an instance has sent no heartbeat for longer than its own instance_timeout.';
+
+CREATE FUNCTION dispatcher.lease_busy_inbox_item(p_agent_id uuid, p_lease_seconds integer, p_lease_token uuid, p_wake_id uuid) RETURNS void
+    LANGUAGE plpgsql
+    SET search_path TO ''
+    AS $$
+declare
+  v_timeout constant text := current_setting('lock_timeout');
+  v_item_id uuid;
+begin
+  select due.id into v_item_id from dispatcher.inbox_due as due
+   where due.agent_id = p_agent_id and due.due_at <= clock_timestamp()
+   order by due.created_at, due.id
+   limit 1;
+  if v_item_id is not null then
+    perform set_config('lock_timeout', '1s', true);
+    perform 1 from public.agent_inbox_items as item where item.id = v_item_id for update;
+    perform set_config('lock_timeout', v_timeout, true);
+    perform dispatcher.lease_one_inbox_item(v_item_id, p_lease_seconds, p_lease_token, p_wake_id);
+  end if;
+exception when lock_not_available then
+  null; -- whoever holds it that long is at work on it
+end
+$$;
+
+COMMENT ON FUNCTION dispatcher.lease_busy_inbox_item(p_agent_id uuid, p_lease_seconds integer, p_lease_token uuid, p_wake_id uuid) IS 'Leases the agent''s oldest due item although another session has it locked, if that session lets go of it within a second.';
+
+CREATE FUNCTION dispatcher.lease_one_inbox_item(p_item_id uuid, p_lease_seconds integer, p_lease_token uuid, p_wake_id uuid) RETURNS boolean
+    LANGUAGE plpgsql
+    SET search_path TO ''
+    AS $$
+declare
+  v_now timestamptz;
+begin
+  perform 1 from public.agent_inbox_items as item where item.id = p_item_id for update skip locked;
+  if not found then
+    return false;
+  end if;
+  v_now := clock_timestamp();
+  -- Read anew under the lock: another session may have leased or closed the item since it was picked.
+  if not exists (select 1 from dispatcher.inbox_due as due where due.id = p_item_id and due.due_at <= v_now) then
+    return false;
+  end if;
+  update public.agent_inbox_items as item
+     set status = 'leased', leased_at = v_now, leased_until = v_now + make_interval(secs => p_lease_seconds),
+         attempt_count = item.attempt_count + 1, updated_at = v_now
+   where item.id = p_item_id;
+  insert into public.inbox_item_leases as lease
+         (item_id, tenant_id, agent_id, wake_id, lease_token, attempt, leased_at, leased_until)
+  select item.id, item.tenant_id, item.agent_id, p_wake_id, p_lease_token, item.attempt_count, item.leased_at, item.leased_until
+    from public.agent_inbox_items as item
+   where item.id = p_item_id
+  on conflict (item_id) do update
+     set tenant_id = excluded.tenant_id, agent_id = excluded.agent_id, wake_id = excluded.wake_id,
+         lease_token = excluded.lease_token, attempt = excluded.attempt, leased_at = excluded.leased_at,
+         leased_until = excluded.leased_until, closed_at = null, outcome = null;
+  return true;
+end
+$$;
+
+COMMENT ON FUNCTION dispatcher.lease_one_inbox_item(p_item_id uuid, p_lease_seconds integer, p_lease_token uuid, p_wake_id uuid) IS 'Leases one item if it is free and due; false when another session has it. The lease names the wake it is taken in, which keeps it alive.';
+
+CREATE FUNCTION dispatcher.lock_inbox_lease(p_item_id uuid, p_lease_token uuid, p_outcomes text[]) RETURNS text
+    LANGUAGE plpgsql
+    SET search_path TO ''
+    AS $$
+declare
+  v_item public.agent_inbox_items;
+  v_lease public.inbox_item_leases;
+begin
+  -- The wake first, as end_wake does it: closing an item notes the wake's progress.
+  perform from public.agent_wakes as wake
+    where wake.agent_id = (select item.agent_id from public.agent_inbox_items as item where item.id = p_item_id)
+      and wake.state in ('starting', 'running')
+      for no key update;
+  select * into v_item from public.agent_inbox_items as item where item.id = p_item_id for update;
+  if not found then
+    return 'not_found';
+  end if;
+  select * into v_lease from public.inbox_item_leases as lease where lease.item_id = p_item_id for update;
+  if not found or v_lease.lease_token is distinct from p_lease_token then
+    return 'lease_lost';
+  end if;
+  if v_lease.closed_at is not null then
+    return case when v_lease.outcome = any (p_outcomes) then 'already' else 'lease_lost' end;
+  end if;
+  -- Callers of lease_inbox_item(uuid, integer) know no tokens: an item they took over differs in leased_at.
+  if v_item.status = 'leased' and v_item.leased_at = v_lease.leased_at and v_item.leased_until > clock_timestamp() then
+    return 'ok';
+  end if;
+  return 'lease_lost';
+end
+$$;
+
+COMMENT ON FUNCTION dispatcher.lock_inbox_lease(p_item_id uuid, p_lease_token uuid, p_outcomes text[]) IS 'Locks an item and its lease and says whether the token still owns it: ok, already (closed by this token with one of the outcomes), lease_lost, not_found.';
+
+CREATE FUNCTION dispatcher.lock_workflow_run(p_tenant_id uuid, p_run_id uuid) RETURNS public.workflow_runs
+    LANGUAGE sql
+    SET search_path TO ''
+    AS $$ select * from public.workflow_runs where id = p_run_id and tenant_id = p_tenant_id for update $$;
+
+COMMENT ON FUNCTION dispatcher.lock_workflow_run(p_tenant_id uuid, p_run_id uuid) IS 'The run, locked; all NULL when the tenant has none of that id.';
+
+CREATE FUNCTION dispatcher.mark_agent_stalled(p_agent_id uuid) RETURNS integer
+    LANGUAGE plpgsql
+    SET search_path TO ''
+    AS $$
+declare
+  v_agent record;
+  v_first boolean;
+  v_count integer;
+begin
+  update public.agent_wake_state set stalled_at = now(), waitlisted_at = null, waitlist_path = null, waiting_since = null, updated_at = now()
+   where agent_id = p_agent_id and stalled_at is null;
+  v_first := found;
+  update public.agent_inbox_items
+     set status = 'failed', failed_at = now(), updated_at = now(),
+         context = dispatcher.merge_inbox_context(context, jsonb_build_object('last_failure_reason', 'agent_stalled'))
+   where id in (select item.id from public.agent_inbox_items as item
+                 where item.agent_id = p_agent_id and item.status = 'pending' and item.attempt_count < item.max_attempts
+                 limit 500 for update skip locked);
+  get diagnostics v_count = row_count;
+  if v_first then
+    select * into v_agent from public.agents where id = p_agent_id;
+    insert into public.notifications (tenant_id, type, title, body, entity_type, entity_id, actor_type, actor_agent_id, meta)
+    select v_agent.tenant_id, 'agent_stalled', format('Agent %s is stalled', v_agent.slug),
+           format('%s wakes in a row failed. Its %s pending item(s) wait as failed; a new item, or `dispatcher inbox requeue --agent %s`, wakes it again.',
+                  state.consecutive_failures, v_count, v_agent.slug),
+           'agent', p_agent_id, 'system', p_agent_id, jsonb_build_object('consecutive_failures', state.consecutive_failures, 'items', v_count)
+      from public.agent_wake_state as state where state.agent_id = p_agent_id;
+  end if;
+  return v_count;
+end
+$$;
+
+COMMENT ON FUNCTION dispatcher.mark_agent_stalled(p_agent_id uuid) IS 'Sets pending items of an agent aside (failed, reason agent_stalled, attempts untouched), at most 500 a call: the sweep takes the rest. Tells the operator once per stall.';
+
+CREATE FUNCTION dispatcher.mark_unrouted_runs(p_tenant_id uuid) RETURNS jsonb
+    LANGUAGE plpgsql
+    SET search_path TO ''
+    AS $$
+declare
+  v_run record;
+  v_count integer := 0;
+  v_errors jsonb := '[]';
+begin
+  for v_run in
+    select run.id, run.workflow_type, run.pinned_agent_id is not null or routed.is_routed as has_agent
+      from public.workflow_runs as run
+      cross join lateral (select exists (select from public.workflow_agent_routing as route
+                                          where route.tenant_id = p_tenant_id and route.workflow_type = run.workflow_type) as is_routed) as routed
+     where run.tenant_id = p_tenant_id and run.status = 'queued'
+       and (run.pinned_agent_id is not null or routed.is_routed) = (run.blocker_type is not distinct from 'no_route')
+     limit 500 for update of run skip locked
+  loop
+    begin
+      update public.workflow_runs
+         set blocker_type = case when not v_run.has_agent then 'no_route' end,
+             blocker_description = case when not v_run.has_agent then format('no route for workflow type %s', v_run.workflow_type) end
+       where id = v_run.id;
+      v_count := v_count + (not v_run.has_agent)::integer;
+    exception when query_canceled or lock_not_available or deadlock_detected or serialization_failure then
+      raise;
+    when others then
+      v_errors := v_errors || jsonb_build_object('phase', 'unrouted', 'run_id', v_run.id, 'error', sqlerrm, 'error_code', sqlstate);
+    end;
+  end loop;
+  return jsonb_build_object('unrouted', v_count, 'errors', v_errors);
+end
+$$;
+
+COMMENT ON FUNCTION dispatcher.mark_unrouted_runs(p_tenant_id uuid) IS 'Queued runs whose type has no route carry blocker no_route until it has one; at most 500 change in a call.';
+
+CREATE FUNCTION dispatcher.merge_inbox_context(p_context jsonb, p_changes jsonb) RETURNS jsonb
+    LANGUAGE sql IMMUTABLE PARALLEL SAFE
+    SET search_path TO ''
+    AS $$
+  select case
+    when p_context is null then p_changes
+    when jsonb_typeof(p_context) = 'object' then p_context || p_changes
+    else jsonb_build_object('original_context', p_context) || p_changes
+  end
+$$;
+
+COMMENT ON FUNCTION dispatcher.merge_inbox_context(p_context jsonb, p_changes jsonb) IS 'An item''s context with changes laid over it. A context that is no object is kept under original_context.';
+
+CREATE FUNCTION dispatcher.next_workflow_moment(p_tenant_id uuid, p_settings jsonb) RETURNS double precision
+    LANGUAGE sql STABLE
+    SET search_path TO ''
+    AS $$
+  select extract(epoch from min(due.at) - now())::double precision from (
+    select min(next_attempt_at) as at from public.workflow_runs where tenant_id = p_tenant_id and status = 'queued' and next_attempt_at > now() and isfinite(next_attempt_at)
+    union all
+    select min(dispatched_at) + make_interval(secs => (p_settings ->> 'stale_dispatch_seconds')::double precision)
+      from public.workflow_runs where tenant_id = p_tenant_id and status = 'dispatched'
+    union all
+    select least(min(deadline_at), min(greatest(last_heartbeat_at, claimed_at)) + make_interval(secs => (p_settings ->> 'stale_claim_seconds')::double precision))
+      from public.workflow_runs where tenant_id = p_tenant_id and status in ('claimed', 'running')) as due
+$$;
+
+COMMENT ON FUNCTION dispatcher.next_workflow_moment(p_tenant_id uuid, p_settings jsonb) IS 'In how many seconds something becomes due by itself; NULL when nothing does.';
+
+CREATE FUNCTION dispatcher.note_held_runs(p_tenant_id uuid, p_budgets jsonb, p_holders uuid[]) RETURNS void
+    LANGUAGE plpgsql
+    SET search_path TO ''
+    AS $$
+declare
+  v_budget jsonb;
+begin
+  for v_budget in
+    select b.value from jsonb_array_elements(p_budgets) as b
+     where (b.value ->> 'id')::uuid = any (p_holders) and b.value ->> 'period_key' is not null and b.value ->> 'action' in ('pause_new_runs', 'hard_stop')
+  loop
+    perform dispatcher.record_budget_event(p_tenant_id, v_budget, 'paused', '{}');
+  end loop;
+exception when query_canceled or lock_not_available or deadlock_detected or serialization_failure then
+  raise;
+when others then
+  -- Telling must not stop dispatch; the enforcement phase reports what is wrong.
+  raise warning 'budget event not written: %', sqlerrm;
+end
+$$;
+
+COMMENT ON FUNCTION dispatcher.note_held_runs(p_tenant_id uuid, p_budgets jsonb, p_holders uuid[]) IS 'A budget whose rest is too small for the next run is paused as well, also one that would stop runs once it is spent: its event, once per period.';
+
+CREATE FUNCTION dispatcher.note_inbox_update() RETURNS trigger
+    LANGUAGE plpgsql SECURITY DEFINER
+    SET search_path TO ''
+    AS $$
+begin
+  if old.status in ('done', 'failed', 'dead_letter') and new.status = 'pending' then
+    insert into public.inbox_item_reopenings (item_id, tenant_id) values (new.id, new.tenant_id)
+    on conflict (item_id) do update set reopened_at = now();
+  end if;
+  if new.status in ('done', 'failed', 'dead_letter') and coalesce(current_setting('dispatcher.quiet', true), '') <> 'on' then
+    update public.agent_wakes set progressed_at = now()
+     where agent_id = new.agent_id and tenant_id = new.tenant_id and state in ('starting', 'running') and progressed_at is null;
+  end if;
+  if new.status in ('pending', 'failed') and coalesce(current_setting('dispatcher.quiet', true), '') <> 'on' then
+    perform dispatcher.send_gateway_hint((select gateway_id from public.agents where id = new.agent_id and tenant_id = new.tenant_id), 'inbox',
+                                     jsonb_build_object('agent_id', new.agent_id, 'item_id', new.id));
+  end if;
+  return null;
+exception when others then
+  return null;
+end
+$$;
+
+COMMENT ON FUNCTION dispatcher.note_inbox_update() IS 'After an item changed its status: progress of the agent''s live wake, and a hint when it is back to pending or failed. Never fails the update.';
+
+CREATE FUNCTION dispatcher.note_wake_progress(p_run public.workflow_runs) RETURNS void
+    LANGUAGE sql
+    SET search_path TO ''
+    AS $$
+  update public.agent_wakes set progressed_at = now() where id = p_run.wake_id and state in ('starting', 'running') and progressed_at is null
+$$;
+
+COMMENT ON FUNCTION dispatcher.note_wake_progress(p_run public.workflow_runs) IS 'Work on a run is progress of the wake it is done in.';
+
+CREATE FUNCTION dispatcher.note_workflow_actor(p_actor text, p_reason text) RETURNS void
+    LANGUAGE sql
+    SET search_path TO ''
+    AS $$
+  select set_config('dispatcher.actor', coalesce(p_actor, ''), true), set_config('dispatcher.reason', coalesce(left(p_reason, 1000), ''), true)
+$$;
+
+COMMENT ON FUNCTION dispatcher.note_workflow_actor(p_actor text, p_reason text) IS 'Who acts, and why: what the next transitions of this transaction record.';
+
+CREATE FUNCTION dispatcher.open_wake_facts(p_wake public.agent_wakes) RETURNS jsonb
+    LANGUAGE sql STABLE
+    SET search_path TO ''
+    AS $$
+  select jsonb_build_object(
+           'wake_id', p_wake.id, 'claim_token', p_wake.claim_token, 'claim_request', p_wake.claim_request, 'agent_id', p_wake.agent_id,
+           'agent_slug', agent.slug, 'state', p_wake.state, 'host_id', coalesce(p_wake.host_id, owner.host_id), 'hostname', owner.hostname,
+           'pid', p_wake.pid, 'pid_started_at', p_wake.pid_started_at,
+           'age', extract(epoch from now() - p_wake.claimed_at), 'deadline_in', extract(epoch from p_wake.deadline_at - now()),
+           'owner_state', coalesce(owner.state, 'lost'), 'owner_pid', owner.pid, 'owner_pid_started_at', owner.pid_started_at,
+           'owner_host_id', owner.host_id, 'owner_silent_for', extract(epoch from now() - owner.last_heartbeat_at))
+    from public.agents as agent
+    left join public.dispatcher_instances as owner on owner.id = p_wake.instance_id
+   where agent.id = p_wake.agent_id
+$$;
+
+COMMENT ON FUNCTION dispatcher.open_wake_facts(p_wake public.agent_wakes) IS 'What is needed to tell whether the process of a live wake and its owner live.';
+
+CREATE FUNCTION dispatcher.open_wakes_of_others(p_instance_id uuid) RETURNS jsonb
+    LANGUAGE sql STABLE
+    SET search_path TO ''
+    AS $$
+  select coalesce(jsonb_agg(dispatcher.open_wake_facts(wake) order by wake.claimed_at), '[]')
+    from public.agent_wakes as wake
+    join public.dispatcher_instances as me on me.id = p_instance_id and me.gateway_id = wake.gateway_id
+   where wake.state in ('starting', 'running') and wake.instance_id is distinct from p_instance_id
+$$;
+
+COMMENT ON FUNCTION dispatcher.open_wakes_of_others(p_instance_id uuid) IS 'Live wakes of the instance''s gateway that another instance owns, with what is needed to tell whether their process and owner live.';
+
+CREATE FUNCTION dispatcher.orphan_after_seconds(p_settings jsonb) RETURNS double precision
+    LANGUAGE sql IMMUTABLE
+    SET search_path TO ''
+    AS $$ select least(360, 0.6 * (dispatcher.workflow_settings(p_settings) ->> 'stale_claim_seconds')::double precision) $$;
+
+COMMENT ON FUNCTION dispatcher.orphan_after_seconds(p_settings jsonb) IS 'After what silence a running run is suspected to be an orphan: a heartbeat of five minutes and one minute, and well before its claim is released.';
+
+CREATE FUNCTION dispatcher.prepare_workflow_run() RETURNS trigger
+    LANGUAGE plpgsql
+    SET search_path TO ''
+    AS $$
+begin
+  -- A row that arrives finished was worked on, unless it says otherwise: what it cost counts.
+  if new.status in ('completed', 'failed', 'timed_out') then
+    new.claimed_at := coalesce(new.claimed_at, new.started_at, new.finished_at, now());
+  end if;
+  -- A cost given before anybody worked on it is a guess of whoever queued it, not a report.
+  if new.cost_estimate >= 0 and new.cost_estimate <> 'NaN' and new.status not in ('queued', 'dispatched') then
+    new.reported_at := coalesce(new.reported_at, new.finished_at, now());
+    new.accounted_at := coalesce(new.accounted_at, new.reported_at);
+  end if;
+  return dispatcher.complete_workflow_row(new);
+end
+$$;
+
+COMMENT ON FUNCTION dispatcher.prepare_workflow_run() IS 'Before an insert of a run: the times and keys its state implies.';
+
+CREATE FUNCTION dispatcher.prune_workflow_rows(p_tenant_id uuid) RETURNS integer
+    LANGUAGE plpgsql
+    SET search_path TO ''
+    AS $$
+declare
+  v_count integer;
+begin
+  delete from public.workflow_notifications where id in (
+    select id from public.workflow_notifications where tenant_id = p_tenant_id and state in ('sent', 'failed', 'obsolete') and created_at < now() - interval '7 days'
+     limit 500);
+  get diagnostics v_count = row_count;
+  return v_count;
+end
+$$;
+
+COMMENT ON FUNCTION dispatcher.prune_workflow_rows(p_tenant_id uuid) IS 'Notifications that were dealt with a week ago go, at most 500 a call.';
+
+CREATE FUNCTION dispatcher.record_budget_event(p_tenant_id uuid, p_budget jsonb, p_kind text, p_detail jsonb) RETURNS boolean
+    LANGUAGE plpgsql
+    SET search_path TO ''
+    AS $$
+declare
+  v_frame constant jsonb := dispatcher.budget_frame(p_budget, p_kind);
+  v_is_new boolean;
+begin
+  insert into public.budget_events (tenant_id, budget_id, period_key, event_kind, detail)
+  values (p_tenant_id, (p_budget ->> 'id')::uuid, p_budget ->> 'period_key', p_kind,
+          jsonb_build_object('spend_usd', v_frame -> 'spend_usd', 'spend_tokens', v_frame -> 'spend_tokens', 'cap_usd', v_frame -> 'cap_usd',
+                             'cap_tokens', v_frame -> 'cap_tokens', 'action', v_frame -> 'action') || p_detail)
+  on conflict on constraint budget_events_once do nothing;
+  v_is_new := found;
+  if v_is_new and p_kind <> 'warned' then
+    perform dispatcher.broadcast_budget_event(p_tenant_id, v_frame);
+  elsif not v_is_new and p_kind = 'hard_stopped' and jsonb_array_length(p_detail -> 'cancelled_run_ids') > 0 then
+    update public.budget_events as event
+       set detail = jsonb_set(event.detail, '{cancelled_run_ids}', coalesce(event.detail -> 'cancelled_run_ids', '[]') || (p_detail -> 'cancelled_run_ids'))
+     where event.budget_id = (p_budget ->> 'id')::uuid and event.period_key = p_budget ->> 'period_key' and event.event_kind = p_kind;
+  end if;
+  return v_is_new;
+end
+$$;
+
+COMMENT ON FUNCTION dispatcher.record_budget_event(p_tenant_id uuid, p_budget jsonb, p_kind text, p_detail jsonb) IS 'Writes a budget event once per budget, period and kind, and broadcasts it once unless it is a warning. Runs a hard stop cancels later join the ids of its one event. True when it is new.';
+
+CREATE FUNCTION dispatcher.record_budget_recoveries(p_tenant_id uuid, p_budgets jsonb) RETURNS integer
+    LANGUAGE plpgsql
+    SET search_path TO ''
+    AS $$
+declare
+  v_budget jsonb;
+  v_count integer := 0;
+begin
+  for v_budget in
+    select b.value from jsonb_array_elements(p_budgets) as b
+      cross join lateral (
+        select max(event.id) filter (where event.event_kind <> 'recovered' and event.period_key <> b.value ->> 'period_key') as breach,
+               max(event.id) filter (where event.event_kind = 'recovered') as recovery
+          from public.budget_events as event where event.budget_id = (b.value ->> 'id')::uuid) as history
+     where b.value ->> 'period_key' is not null and history.breach > coalesce(history.recovery, 0)
+  loop
+    v_count := v_count + dispatcher.record_budget_event(p_tenant_id, v_budget, 'recovered', '{}')::integer;
+  end loop;
+  return v_count;
+end
+$$;
+
+COMMENT ON FUNCTION dispatcher.record_budget_recoveries(p_tenant_id uuid, p_budgets jsonb) IS 'The first evaluation in a new period writes recovered for every budget that had a breach in an earlier one since its last recovery.';
+
+CREATE FUNCTION dispatcher.record_workflow_transition() RETURNS trigger
+    LANGUAGE plpgsql
+    SET search_path TO ''
+    AS $$
+declare
+  v_actor constant text := coalesce(nullif(current_setting('dispatcher.actor', true), ''),
+                                    nullif(current_setting('request.jwt.claims', true), '')::jsonb ->> 'sub', current_user);
+begin
+  insert into public.workflow_run_events (tenant_id, run_id, from_status, to_status, attempt, actor, reason)
+  values (new.tenant_id, new.id, old.status, new.status, new.dispatch_attempts, v_actor, nullif(current_setting('dispatcher.reason', true), ''));
+  -- Taken away from whoever works on it: the process it has at one of our daemons must end.
+  if old.wake_id is not null and old.status <> new.status
+     and (new.status in ('cancelled', 'timed_out') or (new.status in ('queued', 'failed') and v_actor = 'dispatcher')) then
+    update public.agent_wakes set stop_cause = format('run %s is %s', new.id, new.status)
+     where id = old.wake_id and state in ('starting', 'running') and stop_cause is null;
+  end if;
+  return null;
+end
+$$;
+
+COMMENT ON FUNCTION dispatcher.record_workflow_transition() IS 'After a transition: its event, and where the run was taken away from outside, the request to stop the process that works on it.';
+
+CREATE FUNCTION dispatcher.refuse_workflow_caller(p_code text, p_run public.workflow_runs, p_tenant_id uuid, p_run_id uuid, p_session text, p_claim_token uuid, p_usage jsonb) RETURNS jsonb
+    LANGUAGE plpgsql
+    SET search_path TO ''
+    AS $$
+declare
+  v_booked boolean := false;
+begin
+  if p_code in ('finished', 'held') then
+    p_run := dispatcher.book_workflow_usage(p_run, p_usage);
+  elsif p_code = 'not_yours' then
+    v_booked := dispatcher.book_lost_claim_usage(p_tenant_id, p_run_id, p_session, p_claim_token, p_usage);
+  end if;
+  return case when p_run.id is null then jsonb_build_object('applied', false, 'code', 'not_found', 'run_id', p_run_id)
+              else dispatcher.workflow_answer(p_code, p_run) end
+         || jsonb_build_object('usage_booked', v_booked or (p_code in ('finished', 'held') and dispatcher.workflow_usage_values(coalesce(p_usage, '{}')) <> '{}'));
+end
+$$;
+
+COMMENT ON FUNCTION dispatcher.refuse_workflow_caller(p_code text, p_run public.workflow_runs, p_tenant_id uuid, p_run_id uuid, p_session text, p_claim_token uuid, p_usage jsonb) IS 'The answer to a session that does not hold the run (any more), or may not end it while it is paused; a cost it brings is booked nevertheless.';
+
+CREATE FUNCTION dispatcher.refuse_workflow_event_change() RETURNS trigger
+    LANGUAGE plpgsql
+    SET search_path TO ''
+    AS $$
+begin
+  raise exception 'events of runs are append-only' using errcode = 'OD012';
+end
+$$;
+
+COMMENT ON FUNCTION dispatcher.refuse_workflow_event_change() IS 'Events of runs are append-only: an update is refused with OD012.';
+
+CREATE FUNCTION dispatcher.release_stale_claims(p_tenant_id uuid, p_settings jsonb) RETURNS jsonb
+    LANGUAGE plpgsql
+    SET search_path TO ''
+    AS $$
+declare
+  v_run public.workflow_runs;
+  v_released integer := 0;
+  v_failed integer := 0;
+  v_errors jsonb := '[]';
+begin
+  for v_run in
+    select * from public.workflow_runs
+     where tenant_id = p_tenant_id and status in ('claimed', 'running')
+       and greatest(last_heartbeat_at, claimed_at) < now() - make_interval(secs => (p_settings ->> 'stale_claim_seconds')::double precision)
+     order by last_heartbeat_at limit 500 for update skip locked
+  loop
+    begin
+      perform dispatcher.note_workflow_actor('dispatcher', 'no heartbeat');
+      v_run := dispatcher.return_workflow_run(v_run, 'no heartbeat');
+      v_released := v_released + (v_run.status = 'queued')::integer;
+      v_failed := v_failed + (v_run.status = 'failed')::integer;
+    exception when query_canceled or lock_not_available or deadlock_detected or serialization_failure then
+      raise;
+    when others then
+      v_errors := v_errors || jsonb_build_object('phase', 'released', 'run_id', v_run.id, 'error', sqlerrm, 'error_code', sqlstate);
+    end;
+  end loop;
+  return jsonb_build_object('released', v_released, 'failed', v_failed, 'errors', v_errors);
+end
+$$;
+
+COMMENT ON FUNCTION dispatcher.release_stale_claims(p_tenant_id uuid, p_settings jsonb) IS 'Claims without a heartbeat for too long are lost: the run returns to the queue, the fourth time it fails.';
+
+CREATE FUNCTION dispatcher.release_wake_leases(p_wake public.agent_wakes, p_give_back boolean, p_reason text) RETURNS integer
+    LANGUAGE plpgsql
+    SET search_path TO ''
+    AS $$
+declare
+  v_item record;
+  v_count integer := 0;
+begin
+  for v_item in
+    select item.id, item.attempt_count, item.max_attempts from public.agent_inbox_items as item
+     where item.agent_id = p_wake.agent_id and item.status = 'leased'
+       and (item.leased_at >= p_wake.claimed_at
+            or exists (select from public.inbox_item_leases as lease where lease.item_id = item.id and lease.wake_id = p_wake.id and lease.closed_at is null))
+     order by item.created_at for update
+  loop
+    v_count := v_count + 1;
+    update public.inbox_item_leases set closed_at = now(), outcome = case when p_give_back then 'released' else 'lost' end
+     where item_id = v_item.id and closed_at is null;
+    if not p_give_back and v_item.attempt_count >= v_item.max_attempts then
+      perform dispatcher.give_up_item(v_item.id, p_reason);
+    else
+      update public.agent_inbox_items
+         set status = 'pending', leased_at = null, leased_until = null, updated_at = now(),
+             attempt_count = greatest(attempt_count - p_give_back::integer, 0)
+       where id = v_item.id;
+    end if;
+  end loop;
+  return v_count;
+end
+$$;
+
+COMMENT ON FUNCTION dispatcher.release_wake_leases(p_wake public.agent_wakes, p_give_back boolean, p_reason text) IS 'Releases the leases taken during a wake; gives their attempts back when p_give_back, else an item without attempts left becomes dead_letter with p_reason.';
+
+CREATE FUNCTION dispatcher.renew_wake_leases(p_instance_id uuid, p_wake_ids uuid[], p_lease_seconds integer) RETURNS integer
+    LANGUAGE plpgsql
+    SET search_path TO ''
+    AS $$
+declare
+  v_count integer;
+begin
+  with renewed as (
+    update public.agent_inbox_items as item
+       set leased_until = now() + make_interval(secs => p_lease_seconds)
+      from public.agent_wakes as wake
+     where wake.id = any (p_wake_ids) and wake.instance_id = p_instance_id and wake.state in ('starting', 'running')
+       and item.id in (select held.id from public.agent_inbox_items as held
+                        where held.agent_id = wake.agent_id and held.status = 'leased' and held.leased_at >= wake.claimed_at
+                          and held.leased_until < now() + make_interval(secs => p_lease_seconds * 0.75) for update skip locked)
+    returning item.id, item.leased_until
+  ), leases as (
+    update public.inbox_item_leases as lease set leased_until = renewed.leased_until
+      from renewed where lease.item_id = renewed.id and lease.closed_at is null
+  )
+  select count(*) into v_count from renewed;
+  return v_count;
+end
+$$;
+
+COMMENT ON FUNCTION dispatcher.renew_wake_leases(p_instance_id uuid, p_wake_ids uuid[], p_lease_seconds integer) IS 'Prolongs the leases taken during the given live wakes of this instance, so that a lease never ends before the work. Answers how many.';
+
+CREATE FUNCTION dispatcher.reserve_in_budgets(p_budgets jsonb, p_agent_id text, p_department_id text, p_workflow_type text, p_usd numeric, p_tokens numeric) RETURNS jsonb
+    LANGUAGE sql IMMUTABLE
+    SET search_path TO ''
+    AS $$
+  select coalesce(jsonb_agg(case when dispatcher.is_in_budget_scope(b.value ->> 'scope', b.value ->> 'scope_id', p_agent_id, p_department_id, p_workflow_type)
+           then b.value || jsonb_build_object('reserved_usd', (b.value ->> 'reserved_usd')::numeric + p_usd,
+                                              'reserved_tokens', (b.value ->> 'reserved_tokens')::numeric + p_tokens)
+           else b.value end order by b.ordinality), '[]')
+    from jsonb_array_elements(p_budgets) with ordinality as b
+$$;
+
+COMMENT ON FUNCTION dispatcher.reserve_in_budgets(p_budgets jsonb, p_agent_id text, p_department_id text, p_workflow_type text, p_usd numeric, p_tokens numeric) IS 'The evaluated budgets after one more run was dispatched (or taken back: negative amounts).';
+
+CREATE FUNCTION dispatcher.reset_wake_failures(p_agent_id uuid) RETURNS void
+    LANGUAGE sql
+    SET search_path TO ''
+    AS $$
+  update public.agent_wake_state
+     set consecutive_failures = 0, stalled_at = null, updated_at = now()
+   where agent_id = p_agent_id and (consecutive_failures > 0 or stalled_at is not null)
+$$;
+
+COMMENT ON FUNCTION dispatcher.reset_wake_failures(p_agent_id uuid) IS 'New context for an agent: its failures in a row and its stall are forgotten; the base cooldown stays.';
+
+CREATE FUNCTION dispatcher.restrict_functions(p_names text[] DEFAULT '{}'::text[]) RETURNS void
+    LANGUAGE plpgsql
+    SET search_path TO ''
+    AS $$
+declare
+  v_function record;
+begin
+  for v_function in
+    select oid::regprocedure as signature from pg_catalog.pg_proc
+     where pronamespace = 'dispatcher'::regnamespace or (pronamespace = 'public'::regnamespace and proname = any (p_names))
+  loop
+    execute format('revoke execute on function %s from public, anon, authenticated', v_function.signature);
+    execute format('grant execute on function %s to service_role', v_function.signature);
+  end loop;
+end
+$$;
+
+COMMENT ON FUNCTION dispatcher.restrict_functions(p_names text[]) IS 'Leaves the named functions of schema public, and all of schema dispatcher, to the service role alone. The default privileges of a Supabase project grant execute to anon and authenticated by name: revoking from public is not enough.';
+
+CREATE FUNCTION dispatcher.retry_stale_dispatches(p_tenant_id uuid, p_settings jsonb, p_estimates jsonb, p_budgets jsonb) RETURNS jsonb
+    LANGUAGE plpgsql
+    SET search_path TO ''
+    AS $$
+declare
+  v_max constant integer := (p_settings ->> 'max_dispatch_retries')::integer;
+  v_run record;
+  v_usd numeric;
+  v_tokens numeric;
+  v_without jsonb;
+  v_verdict text;
+  v_retried integer := 0;
+  v_failed integer := 0;
+  v_held integer := 0;
+  v_errors jsonb := '[]';
+begin
+  for v_run in
+    select run.id, run.workflow_type, run.dispatch_attempts, run.release_count, run.owner_agent_id, run.reserved_usd, run.reserved_tokens, run.accounted_at,
+           coalesce(run.pinned_agent_id, route.agent_id) as agent_id, coalesce(route.max_concurrent, 1) as max_concurrent,
+           owner.department_id as owner_department_id, profile.department_id
+      from public.workflow_runs as run
+      left join public.workflow_agent_routing as route on route.tenant_id = run.tenant_id and route.workflow_type = run.workflow_type
+      left join public.agent_profiles as profile on profile.tenant_id = run.tenant_id and profile.agent_id = coalesce(run.pinned_agent_id, route.agent_id)
+      left join public.agent_profiles as owner on owner.tenant_id = run.tenant_id and owner.agent_id = run.owner_agent_id
+     where run.tenant_id = p_tenant_id and run.status = 'dispatched'
+       and run.dispatched_at < now() - make_interval(secs => (p_settings ->> 'stale_dispatch_seconds')::double precision)
+     order by run.dispatched_at limit 500
+     for update of run skip locked
+  loop
+    begin
+      if v_run.dispatch_attempts - v_run.release_count > v_max then
+        perform dispatcher.note_workflow_actor('dispatcher', 'nobody claimed it');
+        update public.workflow_runs
+           set status = 'failed', finished_at = now(), last_error_at = now(), last_error = format('Dispatch retries exhausted after %s attempts', v_run.dispatch_attempts)
+         where id = v_run.id;
+        update public.workflow_notifications set state = 'obsolete' where run_id = v_run.id and state = 'pending';
+        v_failed := v_failed + 1;
+        continue;
+      end if;
+      v_usd := dispatcher.workflow_estimate(p_estimates, v_run.workflow_type, 'usd');
+      v_tokens := dispatcher.workflow_estimate(p_estimates, v_run.workflow_type, 'tokens');
+      v_without := dispatcher.reserve_in_budgets(p_budgets, v_run.owner_agent_id, v_run.owner_department_id, v_run.workflow_type,
+                                             -coalesce(v_run.reserved_usd, v_usd), -coalesce(v_run.reserved_tokens, v_tokens));
+      select gate.verdict into v_verdict from dispatcher.budget_verdict(v_without, v_run.agent_id, v_run.department_id, v_run.workflow_type, v_usd, v_tokens) as gate;
+      if v_verdict = 'ok' and v_run.agent_id is not null and v_run.max_concurrent > 0 then
+        perform dispatcher.note_workflow_actor('dispatcher', 'nobody claimed it in time');
+        update public.workflow_notifications set state = 'obsolete' where run_id = v_run.id and state = 'pending';
+        perform dispatcher.dispatch_workflow_run(v_run.id, v_run.agent_id, v_usd, v_tokens);
+        p_budgets := dispatcher.reserve_in_budgets(v_without, v_run.agent_id, v_run.department_id, v_run.workflow_type, v_usd, v_tokens);
+        v_retried := v_retried + 1;
+      else
+        perform dispatcher.note_workflow_actor('dispatcher', case when v_verdict <> 'ok' then 'held by a budget' else 'its route is gone' end);
+        update public.workflow_runs set status = 'queued', dispatched_at = null, reserved_usd = null, reserved_tokens = null where id = v_run.id;
+        p_budgets := v_without;
+        v_held := v_held + (v_verdict <> 'ok')::integer;
+      end if;
+    exception when query_canceled or lock_not_available or deadlock_detected or serialization_failure then
+      raise;
+    when others then
+      v_errors := v_errors || jsonb_build_object('phase', 'retried', 'run_id', v_run.id, 'error', sqlerrm, 'error_code', sqlstate);
+    end;
+  end loop;
+  return jsonb_build_object('retried', v_retried, 'failed', v_failed, 'held', v_held, 'budgets', p_budgets, 'errors', v_errors);
+end
+$$;
+
+COMMENT ON FUNCTION dispatcher.retry_stale_dispatches(p_tenant_id uuid, p_settings jsonb, p_estimates jsonb, p_budgets jsonb) IS 'Runs nobody claimed in time: out of retries they fail, whatever a budget says; else a fresh attempt through the same gate, or back to the queue where the gate holds it, with no attempt spent.';
+
+CREATE FUNCTION dispatcher.return_workflow_run(p_run public.workflow_runs, p_how text) RETURNS public.workflow_runs
+    LANGUAGE plpgsql
+    SET search_path TO ''
+    AS $$
+begin
+  perform dispatcher.end_workflow_claim(p_run, p_how);
+  if p_run.release_count >= 3 then
+    -- The last claim's cost stays with the run: it is its end.
+    perform dispatcher.note_workflow_actor(current_setting('dispatcher.actor', true), 'released too often');
+    update public.workflow_runs
+       set status = 'failed', finished_at = now(), wake_id = null, last_error_at = now(),
+           last_error = format('Claim lost after %s releases (%s)', p_run.release_count, p_how)
+     where id = p_run.id returning * into p_run;
+  else
+    perform dispatcher.settle_workflow_claim(p_run, p_how);
+    update public.workflow_runs
+       set status = 'queued', release_count = release_count + 1, dispatched_at = null, claimed_at = null, claimed_by = null, started_at = null,
+           deadline_at = null, last_heartbeat_at = null, claim_token = null, session_id = null, wake_id = null, reserved_usd = null, reserved_tokens = null,
+           cost_estimate = null, input_tokens = null, output_tokens = null, cached_tokens = null, reported_at = null, accounted_at = null
+     where id = p_run.id returning * into p_run;
+  end if;
+  return p_run;
+end
+$$;
+
+COMMENT ON FUNCTION dispatcher.return_workflow_run(p_run public.workflow_runs, p_how text) IS 'Gives a claim back: the run returns to the queue with its reservation freed, at most 3 times, then it fails. The caller has locked it.';
+
+CREATE FUNCTION dispatcher.running_instance(p_instance_id uuid) RETURNS public.dispatcher_instances
+    LANGUAGE plpgsql STABLE
+    SET search_path TO ''
+    AS $$
+declare
+  v_instance public.dispatcher_instances;
+begin
+  select * into v_instance from public.dispatcher_instances where id = p_instance_id;
+  if v_instance.id is null then
+    raise exception 'no dispatcher instance %', p_instance_id using errcode = 'OD001', hint = 'Register the instance again.';
+  end if;
+  return v_instance;
+end
+$$;
+
+COMMENT ON FUNCTION dispatcher.running_instance(p_instance_id uuid) IS 'The row of an instance; raises OD001 when it is not registered.';
+
+CREATE FUNCTION dispatcher.send_gateway_hint(p_gateway_id uuid, p_event text, p_payload jsonb) RETURNS void
+    LANGUAGE plpgsql SECURITY DEFINER
+    SET search_path TO ''
+    AS $_$
+begin
+  if p_gateway_id is not null and to_regprocedure('realtime.send(jsonb,text,text,boolean)') is not null then
+    execute 'select realtime.send($1, $2, $3, true)' using p_payload, p_event, dispatcher.dispatcher_gateway_topic(p_gateway_id);
+  end if;
+exception when others then
+  -- A hint is worth less than the row it speaks of; the sweep finds the row.
+  null;
+end
+$_$;
+
+COMMENT ON FUNCTION dispatcher.send_gateway_hint(p_gateway_id uuid, p_event text, p_payload jsonb) IS 'Broadcasts a hint to the private topic of a gateway once the transaction commits. Never fails; without realtime.send it does nothing.';
+
+CREATE FUNCTION dispatcher.settle_stalled_agents(p_instance public.dispatcher_instances) RETURNS integer
+    LANGUAGE plpgsql
+    SET search_path TO ''
+    AS $$
+declare
+  v_agent_id uuid;
+  v_count integer := 0;
+begin
+  for v_agent_id in
+    select state.agent_id from public.agent_wake_state as state join public.agents as agent on agent.id = state.agent_id
+     where agent.gateway_id = p_instance.gateway_id and agent.tenant_id = p_instance.tenant_id
+       and state.consecutive_failures >= (p_instance.settings ->> 'max_consecutive_failures')::integer
+       and (state.stalled_at is null
+            or exists (select from public.agent_inbox_items as item
+                       where item.agent_id = state.agent_id and item.status = 'pending' and item.attempt_count < item.max_attempts))
+     order by state.agent_id limit 100 for update of state skip locked
+  loop
+    v_count := v_count + dispatcher.mark_agent_stalled(v_agent_id);
+  end loop;
+  return v_count;
+end
+$$;
+
+COMMENT ON FUNCTION dispatcher.settle_stalled_agents(p_instance public.dispatcher_instances) IS 'Sets the pending items of stalled agents aside and notifies once per stall.';
+
+CREATE FUNCTION dispatcher.settle_workflow_claim(p_run public.workflow_runs, p_as text) RETURNS void
+    LANGUAGE sql
+    SET search_path TO ''
+    AS $$
+  -- Whoever gave a sign of life has worked: what it did not report counts as what was reserved for it, never as nothing.
+  insert into public.workflow_claims as claim (
+    claim_token, tenant_id, run_id, workflow_type, agent_id, session_id, attempt, claimed_at, ended_at, ended_as, cost_usd, tokens, accounted_at)
+  select coalesce(p_run.claim_token, gen_random_uuid()), p_run.tenant_id, p_run.id, p_run.workflow_type, p_run.owner_agent_id, coalesce(p_run.session_id, 'unknown'),
+         p_run.dispatch_attempts, coalesce(p_run.claimed_at, now()), now(), p_as,
+         case when p_run.cost_estimate >= 0 and p_run.cost_estimate <> 'NaN' then p_run.cost_estimate else p_run.reserved_usd end,
+         coalesce(case when least(p_run.input_tokens, p_run.output_tokens) >= 0 then coalesce(p_run.input_tokens, 0) + coalesce(p_run.output_tokens, 0) end,
+                  p_run.reserved_tokens),
+         coalesce(p_run.accounted_at, now())
+   where p_run.accounted_at is not null or p_run.started_at is not null
+  on conflict (claim_token) do update set cost_usd = excluded.cost_usd, tokens = excluded.tokens, accounted_at = excluded.accounted_at
+$$;
+
+COMMENT ON FUNCTION dispatcher.settle_workflow_claim(p_run public.workflow_runs, p_as text) IS 'Moves what the present claim of a run has cost from the run to the claim, where the budgets find it once the run starts a new account. A claim without a report or a heartbeat cost nothing. The caller empties the run.';
+
+CREATE FUNCTION dispatcher.spend_attempt_of_lost_wake(p_wake public.agent_wakes) RETURNS void
+    LANGUAGE plpgsql
+    SET search_path TO ''
+    AS $$
+declare
+  v_item record;
+  v_agent record;
+begin
+  -- A daemon that dies again and again over one item must end too: a lost wake during which nothing was leased costs its first item an attempt.
+  if exists (select from public.inbox_item_leases where wake_id = p_wake.id) then
+    return;
+  end if;
+  update public.agent_inbox_items set attempt_count = attempt_count + 1, updated_at = now()
+   where id = p_wake.item_ids[1] and status in ('pending', 'failed') and attempt_count < max_attempts
+  returning id, attempt_count, max_attempts into v_item;
+  if v_item.attempt_count >= v_item.max_attempts then
+    perform dispatcher.give_up_item(v_item.id, 'worker lost');
+    select slug, tenant_id into v_agent from public.agents where id = p_wake.agent_id;
+    insert into public.notifications (tenant_id, type, title, body, entity_type, entity_id, actor_type, actor_agent_id, meta)
+    values (v_agent.tenant_id, 'worker_lost', format('An item of agent %s was given up', v_agent.slug),
+            format('%s daemon(s) were lost before its run could be seen to begin or end. `dispatcher inbox requeue %s` brings it back.',
+                   v_item.attempt_count, v_item.id),
+            'agent', p_wake.agent_id, 'system', p_wake.agent_id, jsonb_build_object('item_id', v_item.id, 'attempts', v_item.attempt_count));
+  end if;
+end
+$$;
+
+COMMENT ON FUNCTION dispatcher.spend_attempt_of_lost_wake(p_wake public.agent_wakes) IS 'A poison item ends at max_attempts also when it is the daemon that dies of it; a notification says so, for a daemon may die of something else.';
+
+CREATE FUNCTION dispatcher.start_wake(p_wake_id uuid, p_claim_token uuid, p_host_id text, p_pid integer, p_pid_started_at double precision) RETURNS jsonb
+    LANGUAGE plpgsql
+    SET search_path TO ''
+    AS $$
+declare
+  v_wake public.agent_wakes;
+begin
+  update public.agent_wakes
+     set state = 'running', host_id = p_host_id, pid = p_pid, pid_started_at = p_pid_started_at, started_at = now()
+   where id = p_wake_id and claim_token = p_claim_token and state = 'starting'
+  returning * into v_wake;
+  if v_wake.id is null then
+    select * into v_wake from public.agent_wakes where id = p_wake_id;
+    return jsonb_build_object('wake_id', p_wake_id, 'applied', v_wake.state = 'running' and v_wake.claim_token = p_claim_token and v_wake.pid = p_pid,
+                              'code', case when v_wake.claim_token = p_claim_token and v_wake.pid = p_pid then 'already' else 'fence_lost' end);
+  end if;
+  update public.agent_inbox_items set last_wake_success_at = now()
+   where id in (select item.id from public.agent_inbox_items as item where item.id = any (v_wake.item_ids) for update skip locked);
+  return jsonb_build_object('wake_id', p_wake_id, 'applied', true, 'code', 'ok');
+end
+$$;
+
+COMMENT ON FUNCTION dispatcher.start_wake(p_wake_id uuid, p_claim_token uuid, p_host_id text, p_pid integer, p_pid_started_at double precision) IS 'The process of a claimed wake started: keeps its pid, start time and host, and stamps last_wake_success_at. Needs the claim token.';
+
+CREATE FUNCTION dispatcher.start_workflow_run(p_run public.workflow_runs) RETURNS public.workflow_runs
+    LANGUAGE plpgsql
+    SET search_path TO ''
+    AS $$
+begin
+  update public.workflow_runs
+     set status = case status when 'claimed' then 'running' else status end, last_heartbeat_at = now(),
+         started_at = case status when 'claimed' then now() else started_at end
+   where id = p_run.id returning * into p_run;
+  perform dispatcher.note_wake_progress(p_run);
+  return p_run;
+end
+$$;
+
+COMMENT ON FUNCTION dispatcher.start_workflow_run(p_run public.workflow_runs) IS 'A sign of life of a held run: claimed becomes running.';
+
+CREATE FUNCTION dispatcher.stop_runs_of_budget(p_tenant_id uuid, p_budget jsonb) RETURNS uuid[]
+    LANGUAGE plpgsql
+    SET search_path TO ''
+    AS $$
+declare
+  v_run public.workflow_runs;
+  v_stopped uuid[] := '{}';
+  v_error constant text := format('Budget hard stop: %s (%s)', p_budget ->> 'name', p_budget ->> 'period_key');
+begin
+  perform dispatcher.note_workflow_actor('dispatcher', v_error);
+  for v_run in
+    select run.* from public.workflow_runs as run
+      left join public.workflow_agent_routing as route on route.tenant_id = run.tenant_id and route.workflow_type = run.workflow_type
+      left join public.agent_profiles as profile on profile.tenant_id = run.tenant_id
+        and profile.agent_id = case run.status when 'queued' then coalesce(run.pinned_agent_id, route.agent_id) else run.owner_agent_id end
+     where run.tenant_id = p_tenant_id and run.status in ('queued', 'dispatched', 'claimed', 'running')
+       -- What is kept back for later belongs to the budget of its day.
+       and (run.status <> 'queued' or run.next_attempt_at is null or run.next_attempt_at <= now())
+       and dispatcher.is_in_budget_scope(p_budget ->> 'scope', p_budget ->> 'scope_id',
+             case run.status when 'queued' then coalesce(run.pinned_agent_id, route.agent_id) else run.owner_agent_id end, profile.department_id, run.workflow_type)
+     order by run.created_at, run.id
+     for update of run skip locked
+  loop
+    begin
+      perform dispatcher.stop_workflow_run(v_run, v_error);
+      v_stopped := v_stopped || v_run.id;
+    exception when query_canceled or lock_not_available or deadlock_detected or serialization_failure then
+      raise;
+    when others then
+      raise warning 'run % could not be stopped: %', v_run.id, sqlerrm;
+    end;
+  end loop;
+  return v_stopped;
+end
+$$;
+
+COMMENT ON FUNCTION dispatcher.stop_runs_of_budget(p_tenant_id uuid, p_budget jsonb) IS 'Cancels every run in the scope of a spent hard stop that is queued and due, dispatched, claimed or running, all at once; answers their ids.';
+
+CREATE FUNCTION dispatcher.stop_wake_chains(p_instance public.dispatcher_instances) RETURNS integer
+    LANGUAGE plpgsql
+    SET search_path TO ''
+    AS $$
+declare
+  v_limit constant integer := dispatcher.wake_chain_limit(p_instance.settings);
+  v_chain record;
+  v_count integer := 0;
+begin
+  for v_chain in
+    -- From the few deep origins to their items, and not the other way: no statistics may turn this into a look at every item.
+    with deep as materialized (
+      select origin.item_id, origin.chain_depth from public.inbox_item_origins as origin
+       where origin.tenant_id = p_instance.tenant_id and origin.chain_depth >= v_limit)
+    select agent.id, agent.slug, agent.tenant_id, array_agg(item.id) as item_ids, max(deep.chain_depth) as depth
+      from deep
+      join public.agent_inbox_items as item on item.id = deep.item_id and item.status in ('pending', 'failed') and item.attempt_count < item.max_attempts
+      join public.agents as agent on agent.id = item.agent_id and agent.tenant_id = item.tenant_id
+     where agent.gateway_id = p_instance.gateway_id and agent.tenant_id = p_instance.tenant_id
+     group by agent.id, agent.slug, agent.tenant_id
+  loop
+    update public.agent_inbox_items
+       set status = 'dead_letter', failed_at = now(), updated_at = now(),
+           context = dispatcher.merge_inbox_context(context, jsonb_build_object('last_failure_reason', format('wake chain limit (%s) reached', v_limit)))
+     where id in (select item.id from public.agent_inbox_items as item where item.id = any (v_chain.item_ids[1:1000]) for update skip locked);
+    v_count := v_count + cardinality(v_chain.item_ids[1:1000]);
+    -- One alert per agent and hour: a ring that goes on posting must not flood the operator either.
+    insert into public.agent_wake_state (agent_id, tenant_id) values (v_chain.id, v_chain.tenant_id) on conflict do nothing;
+    update public.agent_wake_state set chain_notified_at = now()
+     where agent_id = v_chain.id and (chain_notified_at is null or chain_notified_at < now() - interval '1 hour');
+    if found then
+      insert into public.notifications (tenant_id, type, title, body, entity_type, entity_id, actor_type, actor_agent_id, meta)
+      values (v_chain.tenant_id, 'wake_chain_limit', format('Agent %s was stopped in a chain of wakes', v_chain.slug),
+              format('Agents woke each other %s times in a row; %s item(s) were set aside. `dispatcher inbox requeue --agent %s` brings them back.',
+                     v_chain.depth, cardinality(v_chain.item_ids), v_chain.slug),
+              'agent', v_chain.id, 'system', v_chain.id, jsonb_build_object('chain_depth', v_chain.depth, 'item_ids', v_chain.item_ids));
+    end if;
+  end loop;
+  return v_count;
+end
+$$;
+
+COMMENT ON FUNCTION dispatcher.stop_wake_chains(p_instance public.dispatcher_instances) IS 'Items whose chain of wakes reached max_wake_chain become dead_letter; one notification per agent and hour.';
+
+CREATE FUNCTION dispatcher.stop_workflow_run(p_run public.workflow_runs, p_error text) RETURNS public.workflow_runs
+    LANGUAGE plpgsql
+    SET search_path TO ''
+    AS $$
+begin
+  perform dispatcher.end_workflow_claim(p_run, 'cancelled');
+  update public.workflow_runs set status = 'cancelled', finished_at = now(), last_error = p_error, last_error_at = now()
+   where id = p_run.id returning * into p_run;
+  update public.workflow_notifications set state = 'obsolete' where run_id = p_run.id and state = 'pending';
+  return p_run;
+end
+$$;
+
+COMMENT ON FUNCTION dispatcher.stop_workflow_run(p_run public.workflow_runs, p_error text) IS 'Cancels a run the caller has locked.';
+
+CREATE FUNCTION dispatcher.tell_budget_event(p_tenant_id uuid, p_budget jsonb, p_kind text, p_detail jsonb) RETURNS text
+    LANGUAGE plpgsql
+    SET search_path TO ''
+    AS $$
+begin
+  perform dispatcher.record_budget_event(p_tenant_id, p_budget, p_kind, p_detail);
+  return null;
+exception when query_canceled or lock_not_available or deadlock_detected or serialization_failure then
+  raise;
+when others then
+  return format('%s (%s)', sqlerrm, sqlstate);
+end
+$$;
+
+COMMENT ON FUNCTION dispatcher.tell_budget_event(p_tenant_id uuid, p_budget jsonb, p_kind text, p_detail jsonb) IS 'Records an event of a budget; the error when it cannot be, because a budget does its work whether or not that can be written down.';
+
+CREATE FUNCTION dispatcher.tight_budgets(p_budgets jsonb, p_estimates jsonb, p_runs integer) RETURNS jsonb
+    LANGUAGE sql IMMUTABLE
+    SET search_path TO ''
+    AS $$
+  select coalesce(jsonb_agg(b.value order by b.ordinality), '[]')
+    from jsonb_array_elements(p_budgets) with ordinality as b
+    cross join (select coalesce(max((estimate.value ->> 'usd')::numeric), 0) as usd, coalesce(max((estimate.value ->> 'tokens')::numeric), 0) as tokens
+                  from jsonb_each(p_estimates) as estimate) as dearest
+   where b.value ->> 'error' is not null
+      or (b.value ->> 'settled_usd')::numeric + (b.value ->> 'reserved_usd')::numeric + p_runs * dearest.usd >= (b.value ->> 'cap_usd')::numeric
+      or (b.value ->> 'settled_tokens')::numeric + (b.value ->> 'reserved_tokens')::numeric + p_runs * dearest.tokens >= (b.value ->> 'cap_tokens')::numeric
+$$;
+
+COMMENT ON FUNCTION dispatcher.tight_budgets(p_budgets jsonb, p_estimates jsonb, p_runs integer) IS 'The evaluated budgets that so many runs of the dearest kind could fill: no other can have a say in a tick.';
+
+CREATE FUNCTION dispatcher.time_out_runs(p_tenant_id uuid) RETURNS jsonb
+    LANGUAGE plpgsql
+    SET search_path TO ''
+    AS $$
+declare
+  v_run public.workflow_runs;
+  v_count integer := 0;
+  v_errors jsonb := '[]';
+begin
+  for v_run in
+    select * from public.workflow_runs where tenant_id = p_tenant_id and status in ('claimed', 'running') and deadline_at <= now()
+     order by deadline_at limit 500 for update skip locked
+  loop
+    begin
+      perform dispatcher.note_workflow_actor('dispatcher', 'over its deadline');
+      perform dispatcher.end_workflow_claim(v_run, 'timed_out');
+      update public.workflow_runs
+         set status = 'timed_out', finished_at = now(), last_error_at = now(),
+             last_error = format('Run exceeded timeout of %s minutes', dispatcher.workflow_timeout_minutes(v_run.tenant_id, v_run.workflow_type))
+       where id = v_run.id;
+      v_count := v_count + 1;
+    exception when query_canceled or lock_not_available or deadlock_detected or serialization_failure then
+      raise;
+    when others then
+      v_errors := v_errors || jsonb_build_object('phase', 'timed_out', 'run_id', v_run.id, 'error', sqlerrm, 'error_code', sqlstate);
+    end;
+  end loop;
+  return jsonb_build_object('timed_out', v_count, 'errors', v_errors);
+end
+$$;
+
+COMMENT ON FUNCTION dispatcher.time_out_runs(p_tenant_id uuid) IS 'Claimed and running runs over their deadline become timed_out; the process one of our daemons has for them is asked to end.';
+
+CREATE FUNCTION dispatcher.wait_for_next_wake(p_agent_id uuid, p_settings jsonb, p_since timestamp with time zone) RETURNS jsonb
+    LANGUAGE plpgsql
+    SET search_path TO ''
+    AS $$
+declare
+  v_gates record;
+begin
+  select * into v_gates from dispatcher.wake_gates(p_agent_id, p_settings);
+  if cardinality(v_gates.blocked) > 0 then
+    return jsonb_build_object('next', v_gates.blocked[1], 'retry_in', extract(epoch from v_gates.retry_at - now()));
+  end if;
+  update public.agent_wake_state
+     set waitlisted_at = coalesce(waitlisted_at, p_since), waitlist_path = coalesce(waitlist_path, 'waitlist'),
+         waiting_since = coalesce(waiting_since, (select created_at from public.agent_inbox_items where id = v_gates.due_item_id)), updated_at = now()
+   where agent_id = p_agent_id;
+  return jsonb_build_object('next', 'waitlisted');
+end
+$$;
+
+COMMENT ON FUNCTION dispatcher.wait_for_next_wake(p_agent_id uuid, p_settings jsonb, p_since timestamp with time zone) IS 'After a wake: puts an agent with work left on the waitlist, waiting since p_since (one whose wake came to nothing keeps its place), or says when it may be looked at again.';
+
+CREATE FUNCTION dispatcher.waiting_workflow_groups(p_tenant_id uuid, p_estimates jsonb, p_budgets jsonb) RETURNS jsonb
+    LANGUAGE sql STABLE
+    SET search_path TO ''
+    AS $$
+  select coalesce(jsonb_agg(jsonb_build_object(
+           'workflow_type', waiting.workflow_type, 'pinned', waiting.pinned_agent_id, 'agent_id', waiting.agent_id, 'department_id', waiting.department_id,
+           'due', waiting.due, 'oldest', waiting.oldest, 'priorities', waiting.priorities, 'route_priority', waiting.priority, 'slots', waiting.slots, 'usd', waiting.usd, 'tokens', waiting.tokens,
+           'verdict', gate.verdict, 'holders', gate.holders)), '[]')
+    from (
+      select queued.workflow_type, queued.pinned_agent_id, queued.due, queued.oldest, queued.priorities, coalesce(queued.pinned_agent_id, route.agent_id) as agent_id, profile.department_id,
+             coalesce(route.priority, 0) as priority, coalesce(route.max_concurrent, 1) - coalesce(active.number, 0) as slots,
+             dispatcher.workflow_estimate(p_estimates, queued.workflow_type, 'usd') as usd, dispatcher.workflow_estimate(p_estimates, queued.workflow_type, 'tokens') as tokens
+        from (select level.workflow_type, level.pinned_agent_id, sum(level.due) as due, min(level.oldest) as oldest, jsonb_agg(level.priority) as priorities
+                from (select run.workflow_type, run.pinned_agent_id, run.priority, count(*) as due, min(run.queued_at) as oldest from public.workflow_runs as run
+                       where run.tenant_id = p_tenant_id and run.status = 'queued' and (run.next_attempt_at is null or run.next_attempt_at <= now())
+                       group by run.workflow_type, run.pinned_agent_id, run.priority) as level
+               group by level.workflow_type, level.pinned_agent_id) as queued
+        left join public.workflow_agent_routing as route on route.tenant_id = p_tenant_id and route.workflow_type = queued.workflow_type
+        left join public.agent_profiles as profile on profile.tenant_id = p_tenant_id and profile.agent_id = coalesce(queued.pinned_agent_id, route.agent_id)
+        left join (select run.workflow_type, count(*) as number from public.workflow_runs as run
+                    where run.tenant_id = p_tenant_id
+                      -- A held run keeps its slot: it returns to it whenever it is let go.
+                      and (run.status in ('dispatched', 'claimed', 'running') or run.paused_from in ('dispatched', 'claimed', 'running'))
+                    group by run.workflow_type) as active on active.workflow_type = queued.workflow_type
+       where coalesce(queued.pinned_agent_id, route.agent_id) is not null and coalesce(route.max_concurrent, 1) > 0) as waiting
+    cross join lateral dispatcher.budget_verdict(p_budgets, waiting.agent_id, waiting.department_id, waiting.workflow_type, waiting.usd, waiting.tokens) as gate
+$$;
+
+COMMENT ON FUNCTION dispatcher.waiting_workflow_groups(p_tenant_id uuid, p_estimates jsonb, p_budgets jsonb) IS 'The due queue by type and agent, each group with its free slots, its estimate and its budgets'' verdict: all runs of a group are equal before both.';
+
+CREATE FUNCTION dispatcher.wake_blockers(p_item_id uuid) RETURNS jsonb
+    LANGUAGE plpgsql STABLE
+    SET search_path TO ''
+    AS $$
+begin
+  return (
+    select jsonb_agg(target.title order by relation.created_at, target.title)
+      from public.agent_inbox_items as item
+      join public.task_relations as relation on relation.source_task_id = item.task_id and relation.relation_type = 'blocked_by'
+      join public.tasks as target on target.id = relation.target_task_id
+     where item.id = p_item_id and item.event_type = 'task_assignment'
+       and target.status not in ('done', 'cancelled') and target.archived_at is null);
+end
+$$;
+
+COMMENT ON FUNCTION dispatcher.wake_blockers(p_item_id uuid) IS 'Titles of the unresolved tasks that block the task of a task_assignment item; NULL when there are none.';
+
+CREATE FUNCTION dispatcher.wake_chain_limit(p_settings jsonb) RETURNS integer
+    LANGUAGE sql IMMUTABLE
+    SET search_path TO ''
+    AS $$ select coalesce(nullif((p_settings ->> 'max_wake_chain')::integer, 0), 2147483647) $$;
+
+COMMENT ON FUNCTION dispatcher.wake_chain_limit(p_settings jsonb) IS 'From which chain depth on an item wakes nobody; max_wake_chain = 0 means never.';
+
+CREATE TABLE public.agent_wake_state (
+    agent_id uuid NOT NULL,
+    tenant_id uuid NOT NULL,
+    consecutive_failures integer DEFAULT 0 NOT NULL,
+    stalled_at timestamp with time zone,
+    last_wake_id uuid,
+    last_claimed_at timestamp with time zone,
+    last_ended_at timestamp with time zone,
+    last_end_state text,
+    waitlisted_at timestamp with time zone,
+    waitlist_path text,
+    waiting_since timestamp with time zone,
+    chain_notified_at timestamp with time zone,
+    resumed_at timestamp with time zone,
+    updated_at timestamp with time zone DEFAULT now() NOT NULL,
+    CONSTRAINT agent_wake_state_consecutive_failures_check CHECK ((consecutive_failures >= 0)),
+    CONSTRAINT agent_wake_state_waiting CHECK (((waitlisted_at IS NULL) = (waitlist_path IS NULL)))
+);
+
+COMMENT ON TABLE public.agent_wake_state IS 'What the gates remember of an agent: failures in a row, stall, last wake, its place on the waitlist.';
+
+COMMENT ON COLUMN public.agent_wake_state.waiting_since IS 'created_at of the oldest item that waits; orders agents that joined the waitlist together.';
+
+COMMENT ON COLUMN public.agent_wake_state.resumed_at IS 'When the agent was last taken out of pause or hibernation: its waiting items grow stale from then on.';
+
+CREATE FUNCTION dispatcher.wake_cooldown_ends(p_state public.agent_wake_state, p_settings jsonb) RETURNS timestamp with time zone
+    LANGUAGE plpgsql IMMUTABLE
+    SET search_path TO ''
+    AS $$
+begin
+  return case when p_state.last_end_state in ('failed', 'timed_out', 'no_progress', 'spawn_failed')
+              then coalesce(p_state.last_ended_at, p_state.last_claimed_at)
+              else p_state.last_claimed_at end
+         + make_interval(secs => least((p_settings ->> 'max_wake_cooldown')::double precision,
+                                       (p_settings ->> 'wake_cooldown')::double precision * power(2, least(p_state.consecutive_failures, 30))));
+end
+$$;
+
+COMMENT ON FUNCTION dispatcher.wake_cooldown_ends(p_state public.agent_wake_state, p_settings jsonb) IS 'When the agent''s cooldown is over: wake_cooldown doubled per failure in a row, at most max_wake_cooldown, from the start of a good wake or the end of a failed one. NULL before the first wake.';
+
+CREATE FUNCTION dispatcher.wake_end_state(p_wake public.agent_wakes, p_ending text, p_exit_code integer) RETURNS text
+    LANGUAGE plpgsql STABLE
+    SET search_path TO ''
+    AS $$
+begin
+  return (
+    select case
+    when p_ending in ('timed_out', 'interrupted', 'lost', 'spawn_failed') then p_ending
+    when p_ending = 'exited' and p_exit_code <> 0 then 'failed'
+    when dispatcher.wake_has_progress(p_wake) then 'succeeded'
+    else 'no_progress' end
+  );
+end
+$$;
+
+COMMENT ON FUNCTION dispatcher.wake_end_state(p_wake public.agent_wakes, p_ending text, p_exit_code integer) IS 'The state a wake ends in. Exit 0 without progress is no_progress; an unknown exit code (adopted child) is judged by progress alone.';
+
+CREATE FUNCTION dispatcher.wake_gates(p_agent_id uuid, p_settings jsonb, p_all boolean DEFAULT false, OUT blocked text[], OUT retry_at timestamp with time zone, OUT due_item_id uuid, OUT chain_depth integer, OUT failures integer) RETURNS record
+    LANGUAGE plpgsql STABLE
+    SET search_path TO ''
+    AS $$
+declare
+  v_now constant timestamptz := now();
+  v_max_chain constant integer := dispatcher.wake_chain_limit(p_settings);
+  v_max_per_day constant integer := coalesce((p_settings ->> 'max_wakes_per_day')::integer, 0);
+  v_facts record;
+  v_state public.agent_wake_state;
+  v_until timestamptz;
+begin
+  blocked := '{}';
+  select state as wake_state, agent.status as agent_status, agent.tenant_id, budget.status as budget_status,
+         exists (select from public.agent_wakes as wake where wake.agent_id = p_agent_id and wake.state in ('starting', 'running')) as in_flight,
+         (select max(item.leased_until) from public.agent_inbox_items as item
+           where item.agent_id = p_agent_id and item.tenant_id = agent.tenant_id and item.status = 'leased' and item.leased_until > v_now) as leased_until,
+         due.id as due_id, due.chain_depth as due_depth
+    into v_facts
+    from public.agents as agent
+    left join public.agent_wake_state as state on state.agent_id = agent.id
+    left join public.agent_budgets as budget on budget.agent_id = agent.id
+    -- With the rest in one statement: a sweep asks this of every agent.
+    left join lateral (
+      select found.id, found.chain_depth from dispatcher.inbox_due as found
+       where found.agent_id = p_agent_id and found.tenant_id = agent.tenant_id and found.due_at <= v_now and found.chain_depth < v_max_chain
+       order by found.created_at limit 1) as due on true
+   where agent.id = p_agent_id;
+  v_state := v_facts.wake_state;
+  failures := coalesce(v_state.consecutive_failures, 0);
+
+  if v_state.consecutive_failures >= (p_settings ->> 'max_consecutive_failures')::integer then
+    blocked := blocked || 'stalled'::text;
+    if not p_all then return; end if;
+  end if;
+
+  if v_facts.in_flight then
+    blocked := blocked || 'wake_in_flight'::text;
+    if not p_all then return; end if;
+  end if;
+
+  if v_facts.agent_status in ('paused', 'hibernating') then
+    blocked := blocked || 'agent_paused'::text;
+    if not p_all then return; end if;
+  end if;
+
+  if v_facts.leased_until is not null then
+    blocked := blocked || 'active_lease'::text;
+    retry_at := v_facts.leased_until;
+    if not p_all then return; end if;
+  end if;
+
+  if v_facts.budget_status = 'exceeded' and dispatcher.budget_blocks(p_agent_id, v_now) then
+    blocked := blocked || 'budget_exceeded'::text;
+    if not p_all then return; end if;
+  end if;
+
+  due_item_id := v_facts.due_id;
+  chain_depth := v_facts.due_depth;
+  if due_item_id is null then
+    select min(due.due_at) into v_until from dispatcher.inbox_due as due
+     where due.agent_id = p_agent_id and due.tenant_id = v_facts.tenant_id and due.due_at > v_now and due.chain_depth < v_max_chain;
+    retry_at := coalesce(v_until, retry_at);
+    blocked := blocked || case when v_until is null and exists (
+                                 select from dispatcher.inbox_due as due
+                                  where due.agent_id = p_agent_id and due.tenant_id = v_facts.tenant_id and due.due_at <= v_now
+                                    and due.chain_depth >= v_max_chain)
+                               then 'chain_limit' else 'no_actionable_work' end;
+    if not p_all then return; end if;
+  end if;
+
+  if v_max_per_day > 0 and (select count(*) from public.agent_wakes as wake
+                             where wake.agent_id = p_agent_id and wake.state <> 'spawn_failed'
+                               and wake.claimed_at >= date_trunc('day', v_now at time zone 'UTC') at time zone 'UTC') >= v_max_per_day then
+    blocked := blocked || 'daily_limit'::text;
+    retry_at := (date_trunc('day', v_now at time zone 'UTC') + interval '1 day') at time zone 'UTC';
+    if not p_all then return; end if;
+  end if;
+
+  v_until := dispatcher.wake_cooldown_ends(v_state, p_settings);
+  if v_until > v_now then
+    blocked := blocked || format('cooldown(%ss)', ceil(extract(epoch from v_until - v_now)));
+    retry_at := v_until;
+  end if;
+end
+$$;
+
+COMMENT ON FUNCTION dispatcher.wake_gates(p_agent_id uuid, p_settings jsonb, p_all boolean, OUT blocked text[], OUT retry_at timestamp with time zone, OUT due_item_id uuid, OUT chain_depth integer, OUT failures integer) IS 'The gates of one agent in their order (all but the cap): blocked = the reasons that refuse a wake, the first one unless p_all; retry_at = when waiting alone would open it; due_item_id = the oldest item to work on; failures = its failures in a row.';
+
+CREATE FUNCTION dispatcher.wake_grant(p_wake public.agent_wakes) RETURNS jsonb
+    LANGUAGE plpgsql STABLE
+    SET search_path TO ''
+    AS $$
+declare
+  v_item record;
+  v_blockers jsonb;
+  v_blockers_error text;
+begin
+  select item.id, item.event_type, item.summary, item.context into v_item
+    from public.agent_inbox_items as item where item.id = p_wake.item_ids[1];
+  begin
+    v_blockers := dispatcher.wake_blockers(v_item.id);
+  exception when others then
+    v_blockers_error := sqlerrm;
+  end;
+  return (
+    select jsonb_build_object(
+      'granted', true, 'wake_id', p_wake.id, 'claim_token', p_wake.claim_token, 'agent_id', agent.id, 'agent_slug', agent.slug,
+      'workspace_slug', (select workspace.slug from public.workspace where workspace.tenant_id = agent.tenant_id limit 1),
+      'path', p_wake.path, 'item_ids', to_jsonb(p_wake.item_ids), 'chain_depth', p_wake.chain_depth,
+      'event_type', v_item.event_type, 'summary', left(v_item.summary, 2000), 'item_created_at',
+      (select item.created_at from public.agent_inbox_items as item where item.id = p_wake.item_ids[1]),
+      'model_override', v_item.context -> 'model_override', 'thinking_override', v_item.context -> 'thinking_override',
+      'blockers', coalesce(v_blockers, '[]'), 'blockers_error', v_blockers_error)
+      from public.agents as agent where agent.id = p_wake.agent_id);
+end
+$$;
+
+COMMENT ON FUNCTION dispatcher.wake_grant(p_wake public.agent_wakes) IS 'Everything a spawn needs, as the answer to a granted claim.';
+
+CREATE FUNCTION dispatcher.wake_has_progress(p_wake public.agent_wakes) RETURNS boolean
+    LANGUAGE plpgsql STABLE
+    SET search_path TO ''
+    AS $$
+begin
+  return (
+    select p_wake.progressed_at is not null
+      or exists (select from public.inbox_item_leases as lease
+                  where lease.wake_id = p_wake.id and lease.outcome in ('done', 'failed', 'dead_letter', 'escalated'))
+      or exists (select from public.agent_inbox_items as item
+                  where item.agent_id = p_wake.agent_id and item.completed_at >= p_wake.claimed_at)
+      or not exists (select from public.agent_inbox_items as item
+                      where item.agent_id = p_wake.agent_id and item.status in ('pending', 'failed', 'leased') and item.attempt_count < item.max_attempts)
+  );
+end
+$$;
+
+COMMENT ON FUNCTION dispatcher.wake_has_progress(p_wake public.agent_wakes) IS 'Whether an item of the agent was finished during the wake, or nothing is left to do.';
+
+CREATE FUNCTION dispatcher.wakes_to_stop(p_instance_id uuid) RETURNS jsonb
+    LANGUAGE sql STABLE
+    SET search_path TO ''
+    AS $$
+  select coalesce(jsonb_agg(jsonb_build_object('wake_id', id, 'cause', stop_cause)), '[]')
+    from public.agent_wakes where instance_id = p_instance_id and stop_cause is not null and ended_at is null
+$$;
+
+COMMENT ON FUNCTION dispatcher.wakes_to_stop(p_instance_id uuid) IS 'Live wakes of an instance whose run was ended from outside: their processes are to be stopped.';
+
+CREATE FUNCTION dispatcher.wakes_without_owner(p_instance public.dispatcher_instances) RETURNS jsonb
+    LANGUAGE sql STABLE
+    SET search_path TO ''
+    AS $$
+  select coalesce(jsonb_agg(wake.id), '[]') from public.agent_wakes as wake
+    left join public.dispatcher_instances as owner on owner.id = wake.instance_id
+   where wake.gateway_id = p_instance.gateway_id and wake.state in ('starting', 'running') and wake.instance_id is distinct from p_instance.id
+     and (owner.id is null or owner.state <> 'running' or dispatcher.is_instance_silent(owner))
+$$;
+
+COMMENT ON FUNCTION dispatcher.wakes_without_owner(p_instance public.dispatcher_instances) IS 'Live wakes of the instance''s gateway whose own instance is gone, stopped or silent: nobody watches their time, so whoever hears of them sweeps.';
+
+CREATE FUNCTION dispatcher.workflow_age_points(p_queued_at timestamp with time zone, p_now timestamp with time zone) RETURNS integer
+    LANGUAGE sql IMMUTABLE
+    SET search_path TO ''
+    AS $$ select least(1000000, floor(power(greatest(0, extract(epoch from p_now - p_queued_at)) / 600, 2)))::integer $$;
+
+COMMENT ON FUNCTION dispatcher.workflow_age_points(p_queued_at timestamp with time zone, p_now timestamp with time zone) IS 'How much waiting adds to the priority of a run, and to its route''s: the square of every ten minutes, so 1 after 10 minutes, 36 after an hour, 20736 after a day. Nothing starves.';
+
+CREATE FUNCTION dispatcher.workflow_answer(p_code text, p_run public.workflow_runs) RETURNS jsonb
+    LANGUAGE sql STABLE
+    SET search_path TO ''
+    AS $$
+  select jsonb_build_object('applied', p_code in ('ok', 'already'), 'code', p_code, 'run_id', p_run.id, 'status', p_run.status,
+                            'run', case when p_run.id is not null then dispatcher.workflow_run_json(p_run) end)
+$$;
+
+COMMENT ON FUNCTION dispatcher.workflow_answer(p_code text, p_run public.workflow_runs) IS 'The answer of what may be done to a run: {applied, code, run_id, status, run}; run is the record as it is now, null when there is none.';
+
+CREATE FUNCTION dispatcher.workflow_claim_state(p_run public.workflow_runs, p_session text, p_claim_token uuid) RETURNS text
+    LANGUAGE sql IMMUTABLE
+    SET search_path TO ''
+    AS $$
+  select case
+    when p_run.id is null then 'not_found'
+    when p_run.session_id is null or p_run.session_id <> p_session
+      or (p_claim_token is not null and p_run.claim_token is distinct from p_claim_token) then 'not_yours'
+    when p_run.status in ('claimed', 'running') then 'ok'
+    when p_run.status in ('waiting_for_approval', 'blocked') then 'held'
+    else 'finished' end
+$$;
+
+COMMENT ON FUNCTION dispatcher.workflow_claim_state(p_run public.workflow_runs, p_session text, p_claim_token uuid) IS 'Whether a session (and the claim token, where it gives one) holds a run: ok, held (paused, still its own), finished (was its own), not_yours, not_found.';
+
+CREATE FUNCTION dispatcher.workflow_estimate(p_estimates jsonb, p_workflow_type text, p_what text) RETURNS numeric
+    LANGUAGE sql IMMUTABLE
+    SET search_path TO ''
+    AS $$ select coalesce((p_estimates -> p_workflow_type ->> p_what)::numeric, (p_estimates -> '' ->> p_what)::numeric, 0) $$;
+
+COMMENT ON FUNCTION dispatcher.workflow_estimate(p_estimates jsonb, p_workflow_type text, p_what text) IS 'The estimate (usd or tokens) for a type out of workflow_estimates.';
+
+CREATE FUNCTION dispatcher.workflow_estimates(p_tenant_id uuid, p_default_usd numeric) RETURNS jsonb
+    LANGUAGE sql STABLE
+    SET search_path TO ''
+    AS $$
+  with types as (
+    select workflow_type from public.workflow_agent_routing where tenant_id = p_tenant_id
+    union
+    select workflow_type from public.workflow_runs where tenant_id = p_tenant_id and status = 'queued'
+    union
+    select workflow_type from public.workflow_runs where tenant_id = p_tenant_id and status in ('dispatched', 'claimed', 'running')
+  ), reported as (
+    select types.workflow_type, average.usd, average.tokens
+      from types
+      cross join lateral (
+        select avg(recent.cost_estimate) filter (where recent.cost_estimate >= 0 and recent.cost_estimate <> 'NaN') as usd,
+               avg(coalesce(recent.input_tokens, 0) + coalesce(recent.output_tokens, 0))
+                 filter (where num_nonnulls(recent.input_tokens, recent.output_tokens) > 0) as tokens
+          from (select run.cost_estimate, run.input_tokens, run.output_tokens from public.workflow_runs as run
+                 where run.tenant_id = p_tenant_id and run.workflow_type = types.workflow_type and run.reported_at is not null and run.finished_at is not null
+                 order by run.reported_at desc limit 20) as recent) as average
+  )
+  select coalesce(jsonb_object_agg(workflow_type, jsonb_build_object('usd', usd, 'tokens', tokens)), '{}')
+         || jsonb_build_object('', jsonb_build_object('usd', coalesce(p_default_usd, (select avg(usd) from reported), 0.10),
+                                                      'tokens', coalesce((select avg(tokens) from reported), 0)))
+    from reported
+$$;
+
+COMMENT ON FUNCTION dispatcher.workflow_estimates(p_tenant_id uuid, p_default_usd numeric) IS 'What a run of each type is expected to cost: {type: {usd, tokens}} as the mean of its last 20 reported runs; under "" what holds for a type without any (the setting, else the mean of the other types, else 0.10 USD).';
+
+CREATE FUNCTION dispatcher.workflow_period(p_period text, p_timezone text, p_now timestamp with time zone, OUT period_key text, OUT starts_at timestamp with time zone, OUT ends_at timestamp with time zone) RETURNS record
+    LANGUAGE plpgsql STABLE
+    SET search_path TO ''
+    AS $$
+declare
+  v_local constant timestamp := p_now at time zone p_timezone;
+  v_start timestamp;
+begin
+  case p_period
+    when 'daily' then
+      v_start := date_trunc('day', v_local);
+      period_key := to_char(v_start, 'YYYY-MM-DD');
+      ends_at := (v_start + interval '1 day') at time zone p_timezone;
+    when 'weekly' then
+      v_start := date_trunc('week', v_local);
+      period_key := to_char(v_start, 'IYYY"-W"IW');
+      ends_at := (v_start + interval '7 days') at time zone p_timezone;
+    when 'monthly' then
+      v_start := date_trunc('month', v_local);
+      period_key := to_char(v_start, 'YYYY-MM');
+      ends_at := (v_start + interval '1 month') at time zone p_timezone;
+    else
+      raise exception 'unknown period %', p_period using errcode = 'OD011';
+  end case;
+  starts_at := v_start at time zone p_timezone;
+end
+$$;
+
+COMMENT ON FUNCTION dispatcher.workflow_period(p_period text, p_timezone text, p_now timestamp with time zone, OUT period_key text, OUT starts_at timestamp with time zone, OUT ends_at timestamp with time zone) IS 'The period a moment falls into in a zone: its key (2026-11-30, 2026-W49, 2026-11), local start and end. Raises for an unknown zone.';
+
+CREATE FUNCTION dispatcher.workflow_run_json(p_run public.workflow_runs) RETURNS jsonb
+    LANGUAGE sql STABLE
+    SET search_path TO ''
+    AS $$ select to_jsonb(p_run) - array['claim_token', 'reserved_usd', 'reserved_tokens', 'request_key'] $$;
+
+COMMENT ON FUNCTION dispatcher.workflow_run_json(p_run public.workflow_runs) IS 'A run as it is shown: everything but its fence and what is internal to budgets.';
+
+CREATE FUNCTION dispatcher.workflow_settings(p_settings jsonb) RETURNS jsonb
+    LANGUAGE sql IMMUTABLE
+    SET search_path TO ''
+    AS $$
+  select jsonb_build_object('workflow_batch_size', 10, 'stale_dispatch_seconds', 300, 'max_dispatch_retries', 3, 'stale_claim_seconds', 600)
+         || jsonb_strip_nulls(coalesce(p_settings, '{}'))
+$$;
+
+COMMENT ON FUNCTION dispatcher.workflow_settings(p_settings jsonb) IS 'The settings of a tick, defaults filled in.';
+
+CREATE FUNCTION dispatcher.workflow_spend(p_tenant_id uuid, p_starts timestamp with time zone[], p_estimates jsonb) RETURNS TABLE(starts_at timestamp with time zone, scope text, scope_id text, settled_usd numeric, settled_tokens numeric, reserved_usd numeric, reserved_tokens numeric)
+    LANGUAGE sql STABLE
+    SET search_path TO ''
+    AS $$
+  -- What is unknown, negative or NaN counts as its estimate. Unreported active runs belong to every running period: they will be
+  -- settled in it. A held one still is: what it reserves must be there when it goes on.
+  with spent as (
+    select period.starts_at, run.owner_agent_id as agent_id, run.workflow_type,
+           sum(case when run.cost_estimate >= 0 and run.cost_estimate <> 'NaN' then run.cost_estimate
+                    else coalesce(run.reserved_usd, (p_estimates -> run.workflow_type ->> 'usd')::numeric, (p_estimates -> '' ->> 'usd')::numeric) end) as settled_usd,
+           sum(case when num_nonnulls(run.input_tokens, run.output_tokens) > 0 and coalesce(run.input_tokens, 0) >= 0 and coalesce(run.output_tokens, 0) >= 0
+                    then coalesce(run.input_tokens, 0) + coalesce(run.output_tokens, 0)
+                    else coalesce(run.reserved_tokens, (p_estimates -> run.workflow_type ->> 'tokens')::numeric, (p_estimates -> '' ->> 'tokens')::numeric) end) as settled_tokens,
+           0::numeric as reserved_usd, 0::numeric as reserved_tokens
+      from unnest(p_starts) as period (starts_at)
+      join public.workflow_runs as run on run.tenant_id = p_tenant_id and run.accounted_at >= period.starts_at
+     group by period.starts_at, run.owner_agent_id, run.workflow_type
+    union all
+    select period.starts_at, claim.agent_id, claim.workflow_type,
+           sum(coalesce(claim.cost_usd, (p_estimates -> claim.workflow_type ->> 'usd')::numeric, (p_estimates -> '' ->> 'usd')::numeric)),
+           sum(coalesce(claim.tokens, (p_estimates -> claim.workflow_type ->> 'tokens')::numeric, (p_estimates -> '' ->> 'tokens')::numeric)), 0, 0
+      from unnest(p_starts) as period (starts_at)
+      join public.workflow_claims as claim on claim.tenant_id = p_tenant_id and claim.accounted_at >= period.starts_at
+     group by period.starts_at, claim.agent_id, claim.workflow_type
+    union all
+    select period.starts_at, run.owner_agent_id, run.workflow_type, 0, 0,
+           sum(coalesce(run.reserved_usd, (p_estimates -> run.workflow_type ->> 'usd')::numeric, (p_estimates -> '' ->> 'usd')::numeric)),
+           sum(coalesce(run.reserved_tokens, (p_estimates -> run.workflow_type ->> 'tokens')::numeric, (p_estimates -> '' ->> 'tokens')::numeric))
+      from unnest(p_starts) as period (starts_at)
+      join public.workflow_runs as run on run.tenant_id = p_tenant_id and run.accounted_at is null
+       and (run.status in ('dispatched', 'claimed', 'running') or run.paused_from in ('dispatched', 'claimed', 'running'))
+     group by period.starts_at, run.owner_agent_id, run.workflow_type
+  )
+  select spent.starts_at,
+         case when grouping(spent.agent_id) = 0 then 'agent' when grouping(profile.department_id) = 0 then 'department'
+              when grouping(spent.workflow_type) = 0 then 'project' else 'fleet' end,
+         case when grouping(spent.agent_id) = 0 then spent.agent_id when grouping(profile.department_id) = 0 then profile.department_id
+              when grouping(spent.workflow_type) = 0 then spent.workflow_type end,
+         sum(spent.settled_usd), sum(spent.settled_tokens), sum(spent.reserved_usd), sum(spent.reserved_tokens)
+    from spent
+    left join public.agent_profiles as profile on profile.tenant_id = p_tenant_id and profile.agent_id = spent.agent_id
+   group by grouping sets ((spent.starts_at, spent.agent_id), (spent.starts_at, profile.department_id), (spent.starts_at, spent.workflow_type), (spent.starts_at))
+$$;
+
+COMMENT ON FUNCTION dispatcher.workflow_spend(p_tenant_id uuid, p_starts timestamp with time zone[], p_estimates jsonb) IS 'What every agent, department, project and the fleet have spent since each of the given moments, and what their unreported active runs reserve: one aggregate per period, whatever the number of budgets.';
+
+CREATE FUNCTION dispatcher.workflow_timeout_minutes(p_tenant_id uuid, p_workflow_type text) RETURNS integer
+    LANGUAGE sql STABLE
+    SET search_path TO ''
+    AS $$
+  select coalesce((select timeout_minutes from public.workflow_agent_routing
+                    where tenant_id = p_tenant_id and workflow_type = p_workflow_type), 60)
+$$;
+
+COMMENT ON FUNCTION dispatcher.workflow_timeout_minutes(p_tenant_id uuid, p_workflow_type text) IS 'For how long a run of a type may be worked on: its route''s minutes, else 60.';
+
+CREATE FUNCTION dispatcher.workflow_usage_values(p_usage jsonb) RETURNS jsonb
+    LANGUAGE plpgsql IMMUTABLE
+    SET search_path TO ''
+    AS $$
+declare
+  v_values jsonb := '{}';
+  v_field text;
+  v_text text;
+  v_number numeric;
+begin
+  foreach v_field in array array['cost_usd', 'input_tokens', 'output_tokens', 'cached_tokens'] loop
+    v_text := p_usage ->> v_field;
+    if v_text is null then
+      continue;
+    end if;
+    begin
+      v_number := v_text::numeric;
+      if v_number >= 0 and v_number < 'Infinity' and v_number < (case v_field when 'cost_usd' then 1000000 else 1e15 end) then
+        v_values := v_values || jsonb_build_object(v_field, case v_field when 'cost_usd' then round(v_number, 6) else trunc(v_number) end);
+      end if;
+    exception when others then
+      null; -- not a number: unknown, as if it had not been said
+    end;
+  end loop;
+  return v_values || case when btrim(p_usage ->> 'model') <> '' then jsonb_build_object('model', left(p_usage ->> 'model', 300)) else '{}'::jsonb end;
+end
+$$;
+
+COMMENT ON FUNCTION dispatcher.workflow_usage_values(p_usage jsonb) IS 'What a report of usage {cost_usd, input_tokens, output_tokens, cached_tokens, model} really says: what is no number, negative, NaN or beyond belief is left out, so it stays unknown.';
+
+CREATE FUNCTION public.adopt_wake(p_instance_id uuid, p_wake_id uuid, p_claim_token uuid, p_host_id text, p_pid integer, p_pid_started_at double precision) RETURNS jsonb
+    LANGUAGE plpgsql
+    SET search_path TO ''
+    AS $$
+declare
+  v_wake public.agent_wakes;
+begin
+  update public.agent_wakes
+     set instance_id = p_instance_id, claim_token = gen_random_uuid(), state = 'running', host_id = p_host_id, pid = p_pid,
+         pid_started_at = p_pid_started_at, started_at = coalesce(started_at, now())
+   where id = p_wake_id and claim_token = p_claim_token and state in ('starting', 'running')
+  returning * into v_wake;
+  update public.agent_inbox_items set last_wake_success_at = v_wake.started_at
+   where id in (select item.id from public.agent_inbox_items as item
+                 where item.id = any (v_wake.item_ids) and item.last_wake_success_at is distinct from v_wake.started_at
+                   and (item.last_wake_success_at is null or item.last_wake_success_at < v_wake.claimed_at) for update skip locked);
+  if v_wake.id is null then
+    -- An adoption whose answer was lost is asked for again, with the token it has replaced.
+    select * into v_wake from public.agent_wakes
+     where id = p_wake_id and instance_id = p_instance_id and state = 'running' and host_id = p_host_id and pid = p_pid
+       and pid_started_at is not distinct from p_pid_started_at;
+  end if;
+  if v_wake.id is null then
+    return jsonb_build_object('applied', false, 'code', 'fence_lost');
+  end if;
+  return jsonb_build_object('applied', true, 'claim_token', v_wake.claim_token, 'agent_id', v_wake.agent_id,
+                            'deadline_in', extract(epoch from v_wake.deadline_at - now()));
+end
+$$;
+
+COMMENT ON FUNCTION public.adopt_wake(p_instance_id uuid, p_wake_id uuid, p_claim_token uuid, p_host_id text, p_pid integer, p_pid_started_at double precision) IS 'Takes over a live wake: new owner, new claim token (the old one can change nothing any more). One adopter wins; its repeat gets the same answer.';
+
+CREATE FUNCTION public.budget_ledger(p_tenant_id uuid, p_limit integer DEFAULT 50) RETURNS jsonb
+    LANGUAGE sql STABLE
+    SET search_path TO ''
+    AS $$
+  select jsonb_build_object('code', 'ok', 'events', coalesce(jsonb_agg(jsonb_build_object('at', event.created_at, 'budget_id', event.budget_id, 'budget', budget.name,
+           'scope', budget.scope, 'scope_id', budget.scope_id, 'period_key', event.period_key, 'event_kind', event.event_kind, 'detail', event.detail) order by event.id desc), '[]'))
+    from (select * from public.budget_events where tenant_id = p_tenant_id order by id desc limit least(greatest(p_limit, 1), 1000)) as event
+    join public.budgets as budget on budget.id = event.budget_id
+$$;
+
+COMMENT ON FUNCTION public.budget_ledger(p_tenant_id uuid, p_limit integer) IS 'The latest budget events, newest first, with their budgets.';
+
+CREATE FUNCTION public.cancel_workflow_run(p_tenant_id uuid, p_run_id uuid, p_actor text, p_reason text DEFAULT NULL::text) RETURNS jsonb
+    LANGUAGE plpgsql
+    SET search_path TO ''
+    SET lock_timeout TO '8s'
+    AS $$
+declare
+  v_before public.workflow_runs := dispatcher.lock_workflow_run(p_tenant_id, p_run_id);
+  v_run public.workflow_runs;
+begin
+  if v_before.id is null then
+    return jsonb_build_object('applied', false, 'code', 'not_found', 'run_id', p_run_id);
+  elsif v_before.status = 'cancelled' then
+    return dispatcher.workflow_answer('already', v_before);
+  elsif v_before.finished_at is not null then
+    return dispatcher.workflow_answer('finished', v_before);
+  end if;
+  perform dispatcher.note_workflow_actor(p_actor, p_reason);
+  v_run := dispatcher.stop_workflow_run(v_before, coalesce(nullif(btrim(left(p_reason, 4000)), ''), format('Cancelled by %s', p_actor)));
+  perform dispatcher.audit_workflow_action(p_tenant_id, p_actor, 'cancel_run', 'intervention', 'warning', 'run:' || p_run_id,
+                                       jsonb_build_object('status', v_before.status), jsonb_build_object('status', v_run.status, 'reason', p_reason));
+  return dispatcher.workflow_answer('ok', v_run);
+end
+$$;
+
+COMMENT ON FUNCTION public.cancel_workflow_run(p_tenant_id uuid, p_run_id uuid, p_actor text, p_reason text) IS 'Cancels a run that is not finished; audited. Its process, where a daemon has one, is stopped.';
 
 CREATE FUNCTION public.claim_wakes(p_instance_id uuid, p_claims jsonb, p_request uuid) RETURNS jsonb
     LANGUAGE plpgsql
@@ -661,7 +2929,7 @@ CREATE FUNCTION public.claim_wakes(p_instance_id uuid, p_claims jsonb, p_request
     SET lock_timeout TO '3s'
     AS $$
 declare
-  v_instance constant public.dispatcher_instances := public.running_instance(p_instance_id);
+  v_instance constant public.dispatcher_instances := dispatcher.running_instance(p_instance_id);
   v_claim jsonb;
   v_answer jsonb;
   v_answers jsonb := '[]';
@@ -670,7 +2938,7 @@ begin
   perform from public.dispatcher_gateways where gateway_id = v_instance.gateway_id for update;
   for v_claim in select value from jsonb_array_elements(p_claims) loop
     begin
-      v_answer := public.claim_one_wake(
+      v_answer := dispatcher.claim_one_wake(
         v_instance, (v_claim ->> 'agent_id')::uuid, v_claim ->> 'path',
         array(select jsonb_array_elements_text(coalesce(v_claim -> 'item_ids', '[]'))::uuid), p_request);
     exception when query_canceled or deadlock_detected or serialization_failure then
@@ -695,7 +2963,7 @@ CREATE FUNCTION public.claim_workflow_notifications(p_instance_id uuid, p_limit 
     SET lock_timeout TO '8s'
     AS $$
 declare
-  v_instance constant public.dispatcher_instances := public.running_instance(p_instance_id);
+  v_instance constant public.dispatcher_instances := dispatcher.running_instance(p_instance_id);
   v_claimed jsonb;
 begin
   update public.workflow_notifications as note
@@ -740,46 +3008,37 @@ begin
   if coalesce(btrim(p_session), '') = '' or length(p_session) > 500 then
     return jsonb_build_object('applied', false, 'code', 'bad_session', 'run_id', p_run_id);
   end if;
-  v_run := public.lock_workflow_run(p_tenant_id, p_run_id);
+  v_run := dispatcher.lock_workflow_run(p_tenant_id, p_run_id);
   if v_run.id is null then
     return jsonb_build_object('applied', false, 'code', 'not_found', 'run_id', p_run_id);
   end if;
   if v_run.status in ('claimed', 'running') and v_run.session_id = p_session then
-    return public.workflow_answer('already', v_run)
+    return dispatcher.workflow_answer('already', v_run)
            || jsonb_build_object('claim_token', v_run.claim_token, 'deadline_in', extract(epoch from v_run.deadline_at - now()));
   end if;
   if v_run.status <> 'dispatched' then
-    return public.workflow_answer(case when v_run.status = 'queued' then 'not_dispatched' when v_run.status in ('claimed', 'running') then 'claimed_by_another'
+    return dispatcher.workflow_answer(case when v_run.status = 'queued' then 'not_dispatched' when v_run.status in ('claimed', 'running') then 'claimed_by_another'
                                        when v_run.finished_at is not null then 'finished' else 'held' end, v_run);
   end if;
   if p_agent is not null and p_agent <> v_run.owner_agent_id then
-    return public.workflow_answer('not_yours', v_run);
+    return dispatcher.workflow_answer('not_yours', v_run);
   end if;
-  perform public.note_workflow_actor(coalesce(p_agent, v_run.owner_agent_id), null);
+  perform dispatcher.note_workflow_actor(coalesce(p_agent, v_run.owner_agent_id), null);
   update public.workflow_runs as run
      set status = 'claimed', claimed_at = now(), claimed_by = coalesce(p_agent, run.owner_agent_id), session_id = p_session, claim_token = gen_random_uuid(),
          last_heartbeat_at = now(), started_at = null, blocker_type = null, blocker_description = null,
-         deadline_at = now() + make_interval(mins => public.workflow_timeout_minutes(run.tenant_id, run.workflow_type)),
+         deadline_at = now() + make_interval(mins => dispatcher.workflow_timeout_minutes(run.tenant_id, run.workflow_type)),
          wake_id = (select wake.id from public.agent_wakes as wake where wake.id = p_wake_id and wake.tenant_id = p_tenant_id and wake.state in ('starting', 'running'))
    where id = p_run_id returning * into v_run;
   insert into public.workflow_claims (claim_token, tenant_id, run_id, workflow_type, agent_id, session_id, attempt)
   values (v_run.claim_token, v_run.tenant_id, v_run.id, v_run.workflow_type, v_run.owner_agent_id, p_session, v_run.dispatch_attempts);
   update public.workflow_notifications set state = 'obsolete' where run_id = v_run.id and state = 'pending';
-  return public.workflow_answer('ok', v_run)
+  return dispatcher.workflow_answer('ok', v_run)
          || jsonb_build_object('claim_token', v_run.claim_token, 'deadline_in', extract(epoch from v_run.deadline_at - now()));
 end
 $$;
 
 COMMENT ON FUNCTION public.claim_workflow_run(p_tenant_id uuid, p_run_id uuid, p_session text, p_agent text, p_wake_id uuid) IS 'Takes a dispatched run for a session: one wins. Answers the run, its claim_token and deadline_in (s); already for the session that holds it; else not_dispatched, claimed_by_another, not_yours, finished, held, not_found. p_wake_id: the wake the session runs in.';
-
-CREATE FUNCTION public.clean_inbox_reason(p_reason text) RETURNS text
-    LANGUAGE sql IMMUTABLE PARALLEL SAFE
-    SET search_path TO ''
-    AS $$
-  select coalesce(nullif(btrim(left(p_reason, 4000)), ''), 'no reason given')
-$$;
-
-COMMENT ON FUNCTION public.clean_inbox_reason(p_reason text) IS 'A reason as it is stored: trimmed, at most 4,000 characters, never empty.';
 
 CREATE FUNCTION public.close_inbox_item(p_item_id uuid, p_lease_token uuid, p_outcome text, p_reason text DEFAULT NULL::text) RETURNS jsonb
     LANGUAGE plpgsql
@@ -791,12 +3050,12 @@ declare
   v_status public.inbox_item_status;
 begin
   if p_outcome is null or p_outcome not in ('done', 'failed', 'released') then
-    return public.inbox_close_verdict(p_item_id, 'invalid');
+    return dispatcher.inbox_close_verdict(p_item_id, 'invalid');
   end if;
-  v_code := public.lock_inbox_lease(p_item_id, p_lease_token,
+  v_code := dispatcher.lock_inbox_lease(p_item_id, p_lease_token,
               case when p_outcome = 'failed' then array['failed', 'dead_letter'] else array[p_outcome] end);
   if v_code <> 'ok' then
-    return public.inbox_close_verdict(p_item_id, v_code);
+    return dispatcher.inbox_close_verdict(p_item_id, v_code);
   end if;
   v_now := clock_timestamp();
   update public.agent_inbox_items as item
@@ -811,8 +3070,8 @@ begin
          completed_at = case when p_outcome = 'done' then v_now else item.completed_at end,
          failed_at = case when p_outcome = 'failed' then v_now else item.failed_at end,
          context = case when p_outcome = 'failed'
-                        then public.merge_inbox_context(item.context,
-                               jsonb_build_object('last_failure_reason', public.clean_inbox_reason(p_reason)))
+                        then dispatcher.merge_inbox_context(item.context,
+                               jsonb_build_object('last_failure_reason', dispatcher.clean_inbox_reason(p_reason)))
                         else item.context end,
          updated_at = v_now
    where item.id = p_item_id
@@ -820,7 +3079,7 @@ begin
   update public.inbox_item_leases as lease
      set closed_at = v_now, outcome = case when p_outcome = 'failed' then v_status::text else p_outcome end
    where lease.item_id = p_item_id;
-  return public.inbox_close_verdict(p_item_id, 'ok');
+  return dispatcher.inbox_close_verdict(p_item_id, 'ok');
 end
 $$;
 
@@ -837,50 +3096,10 @@ CREATE FUNCTION public.complete_inbox_item(p_item_id uuid) RETURNS void
 
 COMMENT ON FUNCTION public.complete_inbox_item(p_item_id uuid) IS 'Closes an item as done.';
 
-CREATE FUNCTION public.complete_workflow_row(p_run public.workflow_runs) RETURNS public.workflow_runs
-    LANGUAGE plpgsql STABLE
-    SET search_path TO ''
-    AS $$
-begin
-  -- What a state implies, for whoever changes a row by hand as for our own functions.
-  if p_run.status in ('waiting_for_approval', 'blocked') then
-    p_run.paused_from := coalesce(p_run.paused_from, 'queued');
-    p_run.paused_at := coalesce(p_run.paused_at, now());
-  end if;
-  if p_run.status = 'dispatched' then
-    p_run.dispatched_at := coalesce(p_run.dispatched_at, now());
-    p_run.owner_agent_id := coalesce(p_run.owner_agent_id, p_run.pinned_agent_id,
-      (select agent_id from public.workflow_agent_routing where tenant_id = p_run.tenant_id and workflow_type = p_run.workflow_type));
-  end if;
-  if p_run.status in ('claimed', 'running') then
-    p_run.claimed_at := coalesce(p_run.claimed_at, p_run.started_at, now());
-    p_run.claim_token := coalesce(p_run.claim_token, gen_random_uuid());
-    p_run.last_heartbeat_at := coalesce(p_run.last_heartbeat_at, now());
-    p_run.deadline_at := coalesce(p_run.deadline_at, p_run.claimed_at
-      + make_interval(mins => public.workflow_timeout_minutes(p_run.tenant_id, p_run.workflow_type)));
-  end if;
-  if p_run.status in ('running', 'completed') then
-    p_run.started_at := coalesce(p_run.started_at, p_run.claimed_at, p_run.finished_at, now());
-  end if;
-  if p_run.status in ('completed', 'failed', 'timed_out', 'cancelled') then
-    p_run.finished_at := coalesce(p_run.finished_at, now());
-    -- Work was done, so there is something to pay for, known or not.
-    if p_run.claimed_at is not null then
-      p_run.accounted_at := coalesce(p_run.accounted_at, p_run.reported_at, p_run.finished_at);
-    end if;
-  else
-    p_run.finished_at := null;
-  end if;
-  return p_run;
-end
-$$;
-
-COMMENT ON FUNCTION public.complete_workflow_row(p_run public.workflow_runs) IS 'The row with the times and keys its state implies.';
-
 CREATE FUNCTION public.complete_workflow_run(p_tenant_id uuid, p_run_id uuid, p_session text, p_output jsonb DEFAULT NULL::jsonb, p_usage jsonb DEFAULT NULL::jsonb, p_claim_token uuid DEFAULT NULL::uuid) RETURNS jsonb
     LANGUAGE sql
     SET search_path TO ''
-    AS $$ select public.finish_workflow_run(p_tenant_id, p_run_id, p_session, p_claim_token, 'completed', p_output, null, p_usage) $$;
+    AS $$ select dispatcher.finish_workflow_run(p_tenant_id, p_run_id, p_session, p_claim_token, 'completed', p_output, null, p_usage) $$;
 
 COMMENT ON FUNCTION public.complete_workflow_run(p_tenant_id uuid, p_run_id uuid, p_session text, p_output jsonb, p_usage jsonb, p_claim_token uuid) IS 'The session that holds the run finished it, with its output and usage {cost_usd, input_tokens, output_tokens, cached_tokens, model}. A repeat is already.';
 
@@ -921,110 +3140,15 @@ $$;
 
 COMMENT ON FUNCTION public.deactivate_budget(p_tenant_id uuid, p_budget text) IS 'Ends the one active budget of an id or name: what it held goes out with the next tick. Answers {applied, code: ok | already | ambiguous | not_found, budget, budgets}; budgets: what was ended, or the several of that name.';
 
-CREATE FUNCTION public.dispatch_queued_runs(p_tenant_id uuid, p_settings jsonb, p_estimates jsonb, p_budgets jsonb) RETURNS jsonb
-    LANGUAGE plpgsql
-    SET search_path TO ''
-    AS $$
-declare
-  v_batch constant integer := (p_settings ->> 'workflow_batch_size')::integer;
-  v_groups jsonb;
-  v_candidate record;
-  v_gate record;
-  v_taken jsonb := '{}';
-  v_closed text[] := '{}';
-  v_number integer := 0;
-  v_held integer;
-  v_warned integer := 0;
-  v_errors jsonb := '[]';
-begin
-  perform public.note_workflow_actor('dispatcher', 'dispatched');
-  select 'ok' as verdict, '{}'::uuid[] as holders, 0 as warned into v_gate;
-  -- Locked before they are counted: a pass that waited here counts what the other one did.
-  perform from public.workflow_agent_routing where tenant_id = p_tenant_id order by workflow_type for update;
-  v_groups := public.waiting_workflow_groups(p_tenant_id, p_estimates, p_budgets);
-  select coalesce(sum(g.due), 0) into v_held from jsonb_to_recordset(v_groups) as g (due integer, verdict text) where g.verdict <> 'ok';
-  for v_candidate in
-    select g.workflow_type, g.agent_id, g.department_id, g.slots, g.usd, g.tokens, g.due, pick.id
-      from jsonb_to_recordset(v_groups) as g (workflow_type text, pinned text, agent_id text, department_id text, due integer, oldest timestamptz, priorities jsonb,
-                                              route_priority integer, slots integer, usd numeric, tokens numeric, verdict text)
-      cross join lateral jsonb_array_elements_text(g.priorities) as level
-      -- Of one priority the oldest goes first whatever waiting adds, so the oldest few of each are all that can go out.
-      cross join lateral (
-        select run.id, run.priority, run.queued_at from public.workflow_runs as run
-         where run.tenant_id = p_tenant_id and run.workflow_type = g.workflow_type and run.priority = level.value::integer and run.status = 'queued'
-           and run.pinned_agent_id is not distinct from g.pinned and (run.next_attempt_at is null or run.next_attempt_at <= now())
-         order by run.queued_at
-         limit least(g.slots, v_batch) + 20) as pick
-     where g.verdict = 'ok' and g.slots > 0
-     -- A group ages as its oldest run does, and its runs among themselves: minutes of waiting must not outweigh what a run is worth.
-     order by g.route_priority::bigint + public.workflow_age_points(g.oldest, now()) desc,
-              pick.priority::bigint + public.workflow_age_points(pick.queued_at, now()) desc, pick.queued_at, pick.id
-  loop
-    exit when v_number >= v_batch;
-    continue when coalesce((v_taken ->> v_candidate.workflow_type)::integer, 0) >= v_candidate.slots
-               or concat_ws('|', v_candidate.workflow_type, v_candidate.agent_id) = any (v_closed);
-    begin
-      if p_budgets <> '[]' then
-        select * into v_gate from public.budget_verdict(p_budgets, v_candidate.agent_id, v_candidate.department_id, v_candidate.workflow_type,
-                                                        v_candidate.usd, v_candidate.tokens);
-      end if;
-      if v_gate.verdict <> 'ok' then
-        v_closed := v_closed || concat_ws('|', v_candidate.workflow_type, v_candidate.agent_id);
-        v_held := v_held + 1;
-        v_groups := v_groups || jsonb_build_object('workflow_type', v_candidate.workflow_type, 'verdict', v_gate.verdict, 'holders', v_gate.holders);
-        continue;
-      end if;
-      perform from public.workflow_runs where id = v_candidate.id and status = 'queued' for update skip locked;
-      continue when not found;
-      perform public.dispatch_workflow_run(v_candidate.id, v_candidate.agent_id, v_candidate.usd, v_candidate.tokens);
-      if p_budgets <> '[]' then
-        p_budgets := public.reserve_in_budgets(p_budgets, v_candidate.agent_id, v_candidate.department_id, v_candidate.workflow_type, v_candidate.usd,
-                                               v_candidate.tokens);
-      end if;
-      v_taken := v_taken || jsonb_build_object(v_candidate.workflow_type, coalesce((v_taken ->> v_candidate.workflow_type)::integer, 0) + 1);
-      v_number := v_number + 1;
-      v_warned := v_warned + least(v_gate.warned, 1);
-    exception when query_canceled or lock_not_available or deadlock_detected or serialization_failure then
-      raise;
-    when others then
-      v_errors := v_errors || jsonb_build_object('phase', 'dispatched', 'run_id', v_candidate.id, 'error', sqlerrm, 'error_code', sqlstate);
-    end;
-  end loop;
-  perform public.note_held_runs(p_tenant_id, p_budgets, array(
-    select distinct unnest(h.holders) from jsonb_to_recordset(v_groups) as h (holders uuid[], verdict text) where h.verdict = 'held'));
-  return jsonb_build_object('dispatched', v_number, 'held', v_held, 'held_by', public.budget_holds(p_budgets, v_groups), 'warned', v_warned, 'budgets', p_budgets, 'errors', v_errors, 'full', v_number >= v_batch);
-end
-$$;
-
-COMMENT ON FUNCTION public.dispatch_queued_runs(p_tenant_id uuid, p_settings jsonb, p_estimates jsonb, p_budgets jsonb) IS 'Hands out queued runs: groups that are held or full are left out before anything is limited; then by route priority, run priority and age, each with what its waiting adds. A run whose row cannot be dispatched is named and hides nobody.';
-
-CREATE FUNCTION public.dispatch_workflow_run(p_run_id uuid, p_agent_id text, p_usd numeric, p_tokens numeric) RETURNS void
-    LANGUAGE plpgsql
-    SET search_path TO ''
-    AS $$
-begin
-  with dispatched as (
-    update public.workflow_runs
-       set status = 'dispatched', owner_agent_id = p_agent_id, dispatched_at = now(), dispatch_attempts = dispatch_attempts + 1, reserved_usd = p_usd,
-           reserved_tokens = p_tokens, next_attempt_at = null, blocker_type = null, blocker_description = null
-     where id = p_run_id returning id, tenant_id, dispatch_attempts)
-  insert into public.workflow_notifications (tenant_id, run_id, attempt, agent_id, gateway_id)
-  select tenant_id, id, dispatch_attempts, p_agent_id, public.gateway_of_workflow_agent(tenant_id, p_agent_id) from dispatched
-  on conflict (run_id, attempt) do nothing;
-end
-$$;
-
-COMMENT ON FUNCTION public.dispatch_workflow_run(p_run_id uuid, p_agent_id text, p_usd numeric, p_tokens numeric) IS 'Hands a run to an agent: one update, with its reservation, and the notification that is owed for it.';
-
 CREATE FUNCTION public.dispatch_workflows(p_instance_id uuid, p_settings jsonb DEFAULT '{}'::jsonb) RETURNS jsonb
     LANGUAGE plpgsql
     SET search_path TO ''
     SET lock_timeout TO '2s'
     AS $$
 declare
-  v_instance constant public.dispatcher_instances := public.running_instance(p_instance_id);
+  v_instance constant public.dispatcher_instances := dispatcher.running_instance(p_instance_id);
   v_tenant constant uuid := v_instance.tenant_id;
-  v_settings constant jsonb := public.workflow_settings(p_settings);
+  v_settings constant jsonb := dispatcher.workflow_settings(p_settings);
   v_started constant timestamptz := clock_timestamp();
   v_estimates jsonb := '{}';
   v_budgets jsonb := '[]';
@@ -1045,33 +3169,33 @@ declare
   v_field text;
 begin
   if not pg_try_advisory_xact_lock(hashtextextended('dispatcher.workflows.' || v_tenant, 0)) then
-    return jsonb_build_object('busy', true, 'stop_wakes', public.wakes_to_stop(p_instance_id));
+    return jsonb_build_object('busy', true, 'stop_wakes', dispatcher.wakes_to_stop(p_instance_id));
   end if;
   perform set_config('dispatcher.quiet', 'on', true);
   foreach v_phase in array array['estimates', 'budgets', 'enforcement', 'dispatched', 'retried', 'timed_out', 'released', 'unrouted', 'pruned'] loop
     begin
       v_part := '{}';
       case v_phase
-        when 'estimates' then v_estimates := public.workflow_estimates(v_tenant, (v_settings ->> 'workflow_cost_estimate_usd')::numeric);
-        when 'budgets' then v_budgets := public.evaluate_budgets(v_tenant, v_estimates);
+        when 'estimates' then v_estimates := dispatcher.workflow_estimates(v_tenant, (v_settings ->> 'workflow_cost_estimate_usd')::numeric);
+        when 'budgets' then v_budgets := dispatcher.evaluate_budgets(v_tenant, v_estimates);
         when 'enforcement' then
           if v_budgets <> '[]' then
             v_all_budgets := v_budgets;
-            v_budgets := public.tight_budgets(v_budgets, v_estimates, (v_settings ->> 'workflow_batch_size')::integer + 500);
+            v_budgets := dispatcher.tight_budgets(v_budgets, v_estimates, (v_settings ->> 'workflow_batch_size')::integer + 500);
             select enforced.stopped, enforced.budgets, enforced.event_error into v_stopped, v_all_budgets, v_budget_error
-              from public.enforce_budgets(v_tenant, v_all_budgets, v_estimates) as enforced;
+              from dispatcher.enforce_budgets(v_tenant, v_all_budgets, v_estimates) as enforced;
             if v_stopped > 0 then
-              v_budgets := public.tight_budgets(v_all_budgets, v_estimates, (v_settings ->> 'workflow_batch_size')::integer + 500);
+              v_budgets := dispatcher.tight_budgets(v_all_budgets, v_estimates, (v_settings ->> 'workflow_batch_size')::integer + 500);
             end if;
           end if;
-        when 'dispatched' then v_part := public.dispatch_queued_runs(v_tenant, v_settings, v_estimates, v_budgets);
-        when 'retried' then v_part := public.retry_stale_dispatches(v_tenant, v_settings, v_estimates, v_budgets);
-        when 'timed_out' then v_part := public.time_out_runs(v_tenant);
-        when 'released' then v_part := public.release_stale_claims(v_tenant, v_settings);
+        when 'dispatched' then v_part := dispatcher.dispatch_queued_runs(v_tenant, v_settings, v_estimates, v_budgets);
+        when 'retried' then v_part := dispatcher.retry_stale_dispatches(v_tenant, v_settings, v_estimates, v_budgets);
+        when 'timed_out' then v_part := dispatcher.time_out_runs(v_tenant);
+        when 'released' then v_part := dispatcher.release_stale_claims(v_tenant, v_settings);
         when 'unrouted' then
-          v_part := public.mark_unrouted_runs(v_tenant);
+          v_part := dispatcher.mark_unrouted_runs(v_tenant);
           v_unrouted := (v_part ->> 'unrouted')::integer;
-        when 'pruned' then perform public.prune_workflow_rows(v_tenant);
+        when 'pruned' then perform dispatcher.prune_workflow_rows(v_tenant);
       end case;
     exception when query_canceled or deadlock_detected or serialization_failure then
       raise;
@@ -1094,11 +3218,11 @@ begin
       v_sum := v_sum || jsonb_build_object(v_field, (v_sum ->> v_field)::integer + coalesce((v_part ->> v_field)::integer, 0));
     end loop;
   end loop;
-  select left(string_agg(format('%s: %s', state.name, state.error), '; '), 500) into v_broken from public.budget_states(v_all_budgets) as state
+  select left(string_agg(format('%s: %s', state.name, state.error), '; '), 500) into v_broken from dispatcher.budget_states(v_all_budgets) as state
    where state.error is not null;
   v_budget_error := coalesce(v_broken, v_budget_error);
   v_open := v_open or v_broken is not null;
-  perform public.send_gateway_hint(other.gateway_id, 'run', '{}')
+  perform dispatcher.send_gateway_hint(other.gateway_id, 'run', '{}')
      from (select note.gateway_id from public.workflow_notifications as note where note.tenant_id = v_tenant and note.state = 'pending' and note.created_at = now()
            union select wake.gateway_id from public.agent_wakes as wake
                   where wake.tenant_id = v_tenant and wake.stop_cause is not null and wake.ended_at is null and wake.instance_id <> p_instance_id) as other
@@ -1109,30 +3233,23 @@ begin
                                                  'budget_error', v_budget_error, 'held_by', v_held_by)
    where id = p_instance_id;
   return v_sum || jsonb_build_object(
-    'busy', false, 'errors', v_errors, 'budget_error', v_budget_error, 'budgets_open', v_open, 'unrouted', v_unrouted, 'stop_wakes', public.wakes_to_stop(p_instance_id),
+    'busy', false, 'errors', v_errors, 'budget_error', v_budget_error, 'budgets_open', v_open, 'unrouted', v_unrouted, 'stop_wakes', dispatcher.wakes_to_stop(p_instance_id),
     'again', v_full or (v_sum ->> 'released')::integer > 0 or ((v_sum ->> 'failed')::integer + (v_sum ->> 'timed_out')::integer + v_stopped > 0),
-    'next_in', public.next_workflow_moment(v_tenant, v_settings), 'ms', round(extract(epoch from clock_timestamp() - v_started) * 1000));
+    'next_in', dispatcher.next_workflow_moment(v_tenant, v_settings), 'ms', round(extract(epoch from clock_timestamp() - v_started) * 1000));
 end
 $$;
 
 COMMENT ON FUNCTION public.dispatch_workflows(p_instance_id uuid, p_settings jsonb) IS 'One tick for the tenant of an instance, phase by phase, each isolated: budgets, dispatch, retries, time-outs, stale claims, blockers. Answers {dispatched, retried, released, failed, timed_out, budget_enforcement, errors, budget_error, budgets_open (runs went out without them), again, next_in, stop_wakes}; {busy: true} when another pass is under way.';
-
-CREATE FUNCTION public.dispatcher_gateway_topic(p_gateway_id uuid) RETURNS text
-    LANGUAGE sql IMMUTABLE
-    SET search_path TO ''
-    AS $$ select 'gateway:' || p_gateway_id::text $$;
-
-COMMENT ON FUNCTION public.dispatcher_gateway_topic(p_gateway_id uuid) IS 'The private Realtime topic of a gateway.';
 
 CREATE FUNCTION public.dispatcher_gauges(p_instance_id uuid) RETURNS jsonb
     LANGUAGE plpgsql STABLE
     SET search_path TO ''
     AS $$
 declare
-  v_instance constant public.dispatcher_instances := public.running_instance(p_instance_id);
+  v_instance constant public.dispatcher_instances := dispatcher.running_instance(p_instance_id);
 begin
   return jsonb_build_object(
-    'backlog', public.gateway_backlog(v_instance.gateway_id),
+    'backlog', dispatcher.gateway_backlog(v_instance.gateway_id),
     'runs', (select coalesce(jsonb_object_agg(counted.status, counted.number), '{}')
                from (select status, count(*) as number from public.workflow_runs where tenant_id = v_instance.tenant_id group by status) as counted),
     'held', (select coalesce((last_tick -> 'budget_enforcement' ->> 'held')::integer, 0) from public.dispatcher_instances
@@ -1156,7 +3273,7 @@ begin
     return jsonb_build_object('code', 'unknown_gateway', 'known',
       coalesce((select jsonb_agg(slug order by slug) from public.gateways where tenant_id = p_tenant_id), '[]'));
   end if;
-  v_settings := coalesce(public.gateway_settings(v_gateway.id), p_settings);
+  v_settings := coalesce(dispatcher.gateway_settings(v_gateway.id), p_settings);
   v_is_full := (select count(*) from public.agent_wakes where gateway_id = v_gateway.id and state in ('starting', 'running'))
                >= (v_settings ->> 'max_concurrent_wakes')::integer;
   return jsonb_build_object(
@@ -1167,7 +3284,7 @@ begin
                     'last_sweep_at', last_sweep_at, 'last_sweep', last_sweep, 'realtime', case when seen.state = 'running' then realtime else '{}' end,
                     'health', case when seen.state = 'running' then health else '{}' end) order by started_at desc), '[]')
                     from public.dispatcher_instances as instance
-                    cross join lateral (select case when instance.state = 'running' and public.is_instance_silent(instance) then 'silent' else instance.state end) as seen (state)
+                    cross join lateral (select case when instance.state = 'running' and dispatcher.is_instance_silent(instance) then 'silent' else instance.state end) as seen (state)
                    where gateway_id = v_gateway.id and (instance.state = 'running' or last_heartbeat_at > now() - interval '1 hour')),
     'wakes', (select coalesce(jsonb_agg(jsonb_build_object('wake_id', wake.id, 'agent', agent.slug, 'state', wake.state, 'path', wake.path, 'pid', wake.pid,
                     'claimed_at', wake.claimed_at, 'seconds', round(extract(epoch from now() - wake.claimed_at))) order by wake.claimed_at), '[]')
@@ -1176,7 +3293,7 @@ begin
     'waitlist', (select coalesce(jsonb_agg(jsonb_build_object('agent', agent.slug, 'since', state.waitlisted_at) order by state.waitlisted_at, state.waiting_since), '[]')
                    from public.agent_wake_state as state join public.agents as agent on agent.id = state.agent_id
                   where agent.gateway_id = v_gateway.id and state.waitlisted_at is not null),
-    'backlog', public.gateway_backlog(v_gateway.id),
+    'backlog', dispatcher.gateway_backlog(v_gateway.id),
     'agents', (select coalesce(jsonb_agg(jsonb_build_object('agent', agent.slug, 'status', agent.status, 'items', work.items,
                     'blocked', to_jsonb(gates.blocked || case when v_is_full and cardinality(gates.blocked) = 0 then array['concurrency_limit'] else '{}' end),
                     'retry_in', round(extract(epoch from gates.retry_at - now())),
@@ -1186,131 +3303,13 @@ begin
                                  from public.agent_budgets as budget where budget.agent_id = agent.id)) order by agent.slug), '[]')
                  from public.agents as agent
                  left join public.agent_wake_state as state on state.agent_id = agent.id
-                 cross join lateral (select count(*) as items from public.agent_inbox_due as due where due.agent_id = agent.id) as work
-                 cross join lateral public.wake_gates(agent.id, v_settings, true) as gates
+                 cross join lateral (select count(*) as items from dispatcher.inbox_due as due where due.agent_id = agent.id) as work
+                 cross join lateral dispatcher.wake_gates(agent.id, v_settings, true) as gates
                 where agent.gateway_id = v_gateway.id));
 end
 $$;
 
 COMMENT ON FUNCTION public.dispatcher_status(p_tenant_id uuid, p_gateway text, p_settings jsonb) IS 'What an operator sees of one gateway: instances, live wakes, waitlist, backlog by age, and for each agent every gate that keeps it asleep.';
-
-CREATE FUNCTION public.end_wake(p_wake_id uuid, p_claim_token uuid, p_ending text, p_exit_code integer, p_error text) RETURNS jsonb
-    LANGUAGE plpgsql
-    SET search_path TO ''
-    AS $$
-declare
-  v_wake public.agent_wakes;
-  v_state text;
-  v_settings jsonb;
-  v_failures integer;
-  v_max integer;
-  v_released integer;
-begin
-  if p_ending not in ('exited', 'timed_out', 'interrupted', 'lost', 'spawn_failed') then
-    raise exception 'unknown ending %', p_ending using errcode = 'OD002';
-  end if;
-  perform from public.agent_wake_state where agent_id = (select agent_id from public.agent_wakes where id = p_wake_id) for update;
-  select * into v_wake from public.agent_wakes where id = p_wake_id for update;
-  if v_wake.id is null or v_wake.claim_token <> p_claim_token then
-    return jsonb_build_object('wake_id', p_wake_id, 'applied', false, 'state', v_wake.state,
-                              'code', case when v_wake.id is null then 'not_found' else 'fence_lost' end);
-  end if;
-  select settings into v_settings from public.dispatcher_instances where id = v_wake.instance_id;
-  v_settings := coalesce(v_settings, (select settings from public.dispatcher_instances where gateway_id = v_wake.gateway_id order by last_heartbeat_at desc limit 1));
-  if v_wake.ended_at is not null then
-    -- Whoever asks again did not hear the first answer, and so not when to look at the agent next.
-    return jsonb_build_object('wake_id', p_wake_id, 'applied', false, 'code', 'already', 'state', v_wake.state, 'agent_id', v_wake.agent_id)
-           || public.wait_for_next_wake(v_wake.agent_id, v_settings,
-             case when v_wake.state in ('interrupted', 'lost') then v_wake.claimed_at else now() end);
-  end if;
-  perform set_config('dispatcher.quiet', 'on', true);
-  v_state := public.wake_end_state(v_wake, p_ending, p_exit_code);
-  update public.agent_wakes set state = v_state, ended_at = now(), exit_code = p_exit_code, error = left(p_error, 2000) where id = p_wake_id;
-  v_released := public.release_wake_leases(v_wake, v_state in ('interrupted', 'spawn_failed'), format('wake ended (%s) with the item unfinished', v_state));
-  if v_state = 'lost' and v_released = 0 then
-    perform public.spend_attempt_of_lost_wake(v_wake);
-  end if;
-
-  v_max := (v_settings ->> 'max_consecutive_failures')::integer;
-  update public.agent_wake_state as wake_state
-     set last_ended_at = now(), last_end_state = v_state, updated_at = now(),
-         consecutive_failures = case
-           when v_state = 'succeeded' then 0
-           when v_state in ('interrupted', 'lost') then wake_state.consecutive_failures
-           -- slow but working: a longer cooldown, never a stall of its own making
-           when v_state = 'timed_out' and public.wake_has_progress(v_wake)
-             then greatest(least(wake_state.consecutive_failures + 1, v_max - 1), wake_state.consecutive_failures)
-           else wake_state.consecutive_failures + 1 end
-   where wake_state.agent_id = v_wake.agent_id
-  returning wake_state.consecutive_failures into v_failures;
-  if v_failures >= v_max then
-    perform public.mark_agent_stalled(v_wake.agent_id);
-  end if;
-  return jsonb_build_object('wake_id', p_wake_id, 'applied', true, 'code', 'ok', 'state', v_state, 'agent_id', v_wake.agent_id,
-                            'agent_slug', (select slug from public.agents where id = v_wake.agent_id),
-                            'consecutive_failures', v_failures) || public.wait_for_next_wake(v_wake.agent_id, v_settings,
-             case when v_state in ('interrupted', 'lost') then v_wake.claimed_at else now() end);
-end
-$$;
-
-COMMENT ON FUNCTION public.end_wake(p_wake_id uuid, p_claim_token uuid, p_ending text, p_exit_code integer, p_error text) IS 'Ends a wake: final state, leases released, failures counted, and what is next for its agent (waitlisted, or retry_in seconds). p_ending: exited, timed_out, interrupted, lost, spawn_failed. Needs the claim token.';
-
-CREATE FUNCTION public.end_workflow_claim(p_run public.workflow_runs, p_as text) RETURNS void
-    LANGUAGE sql
-    SET search_path TO ''
-    AS $$
-  update public.workflow_claims set ended_at = now(), ended_as = p_as where claim_token = p_run.claim_token and ended_at is null
-$$;
-
-COMMENT ON FUNCTION public.end_workflow_claim(p_run public.workflow_runs, p_as text) IS 'Closes the present claim of a run in the history of claims.';
-
-CREATE FUNCTION public.enforce_budgets(p_tenant_id uuid, p_budgets jsonb, p_estimates jsonb, OUT stopped integer, OUT budgets jsonb, OUT event_error text) RETURNS record
-    LANGUAGE plpgsql
-    SET search_path TO ''
-    AS $$
-declare
-  v_budget record;
-  v_ids uuid[];
-begin
-  stopped := 0;
-  budgets := p_budgets;
-  begin
-    perform public.record_budget_recoveries(p_tenant_id, p_budgets);
-  exception when query_canceled or lock_not_available or deadlock_detected or serialization_failure then
-    raise;
-  when others then
-    event_error := format('%s (%s)', sqlerrm, sqlstate);
-  end;
-  for v_budget in
-    select b.value
-      from public.budget_states(p_budgets) as state
-      join jsonb_array_elements(p_budgets) as b on (b.value ->> 'id')::uuid = state.id
-     where state.error is null and state.action = 'hard_stop' and state.settled >= state.cap
-     order by state.id
-  loop
-    v_ids := public.stop_runs_of_budget(p_tenant_id, v_budget.value);
-    event_error := coalesce(public.tell_budget_event(p_tenant_id, v_budget.value, 'hard_stopped', jsonb_build_object('cancelled_run_ids', to_jsonb(v_ids))),
-                            event_error);
-    stopped := stopped + cardinality(v_ids);
-  end loop;
-  if stopped > 0 then
-    -- What was stopped reserves nothing any more, and that may have been what filled another budget.
-    budgets := public.evaluate_budgets(p_tenant_id, p_estimates);
-  end if;
-  for v_budget in
-    select b.value, state.action
-      from public.budget_states(budgets) as state
-      join jsonb_array_elements(budgets) as b on (b.value ->> 'id')::uuid = state.id
-     where state.error is null and state.action <> 'hard_stop' and state.settled + state.reserved >= state.cap
-     order by state.id
-  loop
-    event_error := coalesce(public.tell_budget_event(p_tenant_id, v_budget.value, case v_budget.action when 'warn' then 'warned' else 'paused' end, '{}'),
-                            event_error);
-  end loop;
-end
-$$;
-
-COMMENT ON FUNCTION public.enforce_budgets(p_tenant_id uuid, p_budgets jsonb, p_estimates jsonb, OUT stopped integer, OUT budgets jsonb, OUT event_error text) IS 'What follows from evaluated budgets whatever is queued: recoveries, hard stops, one event per breach. Answers how many runs were stopped, and the budgets as they stand after that.';
 
 CREATE FUNCTION public.enqueue_workflow_run(p_tenant_id uuid, p_workflow_type text, p_input jsonb DEFAULT '{}'::jsonb, p_priority integer DEFAULT 0, p_initiator text DEFAULT NULL::text, p_task_id text DEFAULT NULL::text, p_agent text DEFAULT NULL::text, p_not_before timestamp with time zone DEFAULT NULL::timestamp with time zone, p_request_key text DEFAULT NULL::text) RETURNS jsonb
     LANGUAGE plpgsql
@@ -1328,12 +3327,12 @@ begin
   on conflict (tenant_id, request_key) where request_key is not null do nothing
   returning * into v_run;
   if v_run.id is not null then
-    return public.workflow_answer('ok', v_run)
+    return dispatcher.workflow_answer('ok', v_run)
       || jsonb_build_object('routed', v_run.pinned_agent_id is not null or exists (select from public.workflow_agent_routing as route
            where route.tenant_id = p_tenant_id and route.workflow_type = v_run.workflow_type and route.max_concurrent > 0));
   end if;
   select * into v_run from public.workflow_runs where tenant_id = p_tenant_id and request_key = p_request_key;
-  return public.workflow_answer('already', v_run);
+  return dispatcher.workflow_answer('already', v_run);
 end
 $$;
 
@@ -1344,16 +3343,16 @@ CREATE FUNCTION public.escalate_inbox_item(p_item_id uuid, p_lease_token uuid, p
     SET search_path TO ''
     AS $$
 declare
-  v_code text := public.lock_inbox_lease(p_item_id, p_lease_token, array['escalated']);
-  v_reason text := public.clean_inbox_reason(p_reason);
+  v_code text := dispatcher.lock_inbox_lease(p_item_id, p_lease_token, array['escalated']);
+  v_reason text := dispatcher.clean_inbox_reason(p_reason);
   v_now timestamptz := clock_timestamp();
 begin
   if v_code <> 'ok' then
-    return public.inbox_close_verdict(p_item_id, v_code);
+    return dispatcher.inbox_close_verdict(p_item_id, v_code);
   end if;
   update public.agent_inbox_items as item
      set status = 'done', completed_at = v_now, leased_until = null, updated_at = v_now,
-         context = public.merge_inbox_context(item.context, jsonb_build_object('outcome', 'escalated', 'escalation_reason', v_reason))
+         context = dispatcher.merge_inbox_context(item.context, jsonb_build_object('outcome', 'escalated', 'escalation_reason', v_reason))
    where item.id = p_item_id;
   update public.inbox_item_leases as lease set closed_at = v_now, outcome = 'escalated' where lease.item_id = p_item_id;
   -- A task that has ended stays ended: an escalation that comes late must not open it again.
@@ -1372,49 +3371,11 @@ begin
     join public.agents as agent on agent.id = item.agent_id
     left join public.tasks as task on task.id = item.task_id and task.tenant_id = item.tenant_id
    where item.id = p_item_id;
-  return public.inbox_close_verdict(p_item_id, 'ok');
+  return dispatcher.inbox_close_verdict(p_item_id, 'ok');
 end
 $$;
 
 COMMENT ON FUNCTION public.escalate_inbox_item(p_item_id uuid, p_lease_token uuid, p_reason text) IS 'Hands a leased item to a human, in one transaction: its task becomes blocked, a notification is written, the item is closed as escalated. Answers like close_inbox_item; a repeat with the same token changes nothing.';
-
-CREATE FUNCTION public.evaluate_budgets(p_tenant_id uuid, p_estimates jsonb, p_now timestamp with time zone DEFAULT now()) RETURNS jsonb
-    LANGUAGE plpgsql STABLE
-    SET search_path TO ''
-    AS $$
-declare
-  v_periods constant jsonb := public.budget_periods(p_tenant_id, p_now);
-  v_spends jsonb := '{}';
-  v_error text;
-begin
-  if v_periods = '{}' then
-    return '[]';
-  end if;
-  begin
-    select coalesce(jsonb_object_agg(concat_ws('|', extract(epoch from spend.starts_at), spend.scope, spend.scope_id),
-             jsonb_build_object('settled_usd', spend.settled_usd, 'settled_tokens', spend.settled_tokens, 'reserved_usd', spend.reserved_usd, 'reserved_tokens', spend.reserved_tokens)), '{}')
-      into v_spends
-      from public.workflow_spend(p_tenant_id, array(select distinct (kind.value ->> 'starts_at')::timestamptz from jsonb_each(v_periods) as kind
-                                                     where kind.value ? 'starts_at'), p_estimates) as spend
-     where spend.scope_id is not null or spend.scope = 'fleet';
-  exception when query_canceled or lock_not_available or deadlock_detected or serialization_failure then
-    raise;
-  when others then
-    v_error := format('%s (%s)', sqlerrm, sqlstate);
-  end;
-  return (
-    select coalesce(jsonb_agg(jsonb_build_object(
-             'id', budget.id, 'name', budget.name, 'scope', budget.scope, 'scope_id', budget.scope_id, 'period', budget.period, 'cap_usd', budget.cap_usd,
-             'cap_tokens', budget.cap_tokens, 'action', budget.action_on_exceed, 'fail_closed', budget.fail_closed,
-             'settled_usd', 0, 'settled_tokens', 0, 'reserved_usd', 0, 'reserved_tokens', 0, 'error', v_error)
-             || (v_periods -> (budget.period || ' ' || budget.timezone))
-             || coalesce(v_spends -> concat_ws('|', extract(epoch from (v_periods -> (budget.period || ' ' || budget.timezone) ->> 'starts_at')::timestamptz),
-                                               budget.scope, budget.scope_id), '{}') order by budget.scope, budget.scope_id, budget.period, budget.id), '[]')
-      from public.budgets as budget where budget.tenant_id = p_tenant_id and budget.active);
-end
-$$;
-
-COMMENT ON FUNCTION public.evaluate_budgets(p_tenant_id uuid, p_estimates jsonb, p_now timestamp with time zone) IS 'Every active budget with its period and spend; one aggregate per period, however many budgets there are and runs wait. A budget that cannot be evaluated carries its error.';
 
 CREATE FUNCTION public.expire_inbox_items(p_tenant_id uuid, p_gateway text, p_item_ids uuid[], p_reason text) RETURNS jsonb
     LANGUAGE plpgsql
@@ -1426,7 +3387,7 @@ begin
   with expired as (
     update public.agent_inbox_items as item
        set status = 'failed', attempt_count = greatest(item.attempt_count, item.max_attempts), failed_at = now(), leased_until = null, updated_at = now(),
-           context = public.merge_inbox_context(item.context, jsonb_build_object('last_failure_reason', coalesce(p_reason, 'expired by the operator')))
+           context = dispatcher.merge_inbox_context(item.context, jsonb_build_object('last_failure_reason', coalesce(p_reason, 'expired by the operator')))
       from public.agents as agent join public.gateways as gateway on gateway.id = agent.gateway_id
      where item.id = any (p_item_ids) and agent.id = item.agent_id and item.tenant_id = p_tenant_id
        and (gateway.slug = p_gateway or gateway.id::text = p_gateway) and item.status in ('pending', 'failed')
@@ -1437,38 +3398,6 @@ end
 $$;
 
 COMMENT ON FUNCTION public.expire_inbox_items(p_tenant_id uuid, p_gateway text, p_item_ids uuid[], p_reason text) IS 'Ends open items by the operator''s hand: failed, attempts at the ceiling, reason recorded.';
-
-CREATE FUNCTION public.expire_stale_items(p_instance public.dispatcher_instances) RETURNS integer
-    LANGUAGE plpgsql
-    SET search_path TO ''
-    AS $$
-declare
-  v_hours constant double precision := (p_instance.settings ->> 'stale_item_age_hours')::double precision;
-  v_oldest timestamptz;
-  v_count integer;
-begin
-  if v_hours <= 0 then
-    return 0;
-  end if;
-  v_oldest := now() - make_interval(secs => v_hours * 3600);
-  update public.agent_inbox_items as item
-     set status = 'failed', attempt_count = greatest(item.attempt_count, item.max_attempts), failed_at = now(), updated_at = now(),
-         context = public.merge_inbox_context(item.context, jsonb_build_object('last_failure_reason', format('stale: pending for more than %s h', v_hours)))
-   where item.id in (
-     select stale.id from public.agents as agent
-       join public.agent_inbox_items as stale on stale.agent_id = agent.id and stale.tenant_id = agent.tenant_id
-       left join public.agent_wake_state as state on state.agent_id = agent.id
-       left join public.inbox_item_reopenings as reopening on reopening.item_id = stale.id
-      where agent.gateway_id = p_instance.gateway_id and agent.tenant_id = p_instance.tenant_id and agent.status not in ('paused', 'hibernating')
-        and stale.status = 'pending' and stale.attempt_count < stale.max_attempts and stale.created_at < v_oldest
-        and coalesce(reopening.reopened_at, '-infinity') < v_oldest and coalesce(state.resumed_at, '-infinity') < v_oldest
-      limit 1000 for update of stale skip locked);
-  get diagnostics v_count = row_count;
-  return v_count;
-end
-$$;
-
-COMMENT ON FUNCTION public.expire_stale_items(p_instance public.dispatcher_instances) IS 'Items pending for longer than stale_item_age_hours fail for good, reason recorded, at most 1,000 a call. The age counts from the creation, the last requeue or the end of its agent''s pause; items of paused or hibernating agents wait.';
 
 CREATE FUNCTION public.fail_inbox_item(p_item_id uuid, p_reason text DEFAULT NULL::text) RETURNS void
     LANGUAGE sql
@@ -1486,116 +3415,9 @@ COMMENT ON FUNCTION public.fail_inbox_item(p_item_id uuid, p_reason text) IS 'Fa
 CREATE FUNCTION public.fail_workflow_run(p_tenant_id uuid, p_run_id uuid, p_session text, p_error text, p_usage jsonb DEFAULT NULL::jsonb, p_claim_token uuid DEFAULT NULL::uuid) RETURNS jsonb
     LANGUAGE sql
     SET search_path TO ''
-    AS $$ select public.finish_workflow_run(p_tenant_id, p_run_id, p_session, p_claim_token, 'failed', null, p_error, p_usage) $$;
+    AS $$ select dispatcher.finish_workflow_run(p_tenant_id, p_run_id, p_session, p_claim_token, 'failed', null, p_error, p_usage) $$;
 
 COMMENT ON FUNCTION public.fail_workflow_run(p_tenant_id uuid, p_run_id uuid, p_session text, p_error text, p_usage jsonb, p_claim_token uuid) IS 'The session that holds the run gave it up, with the reason. A repeat is already.';
-
-CREATE FUNCTION public.fill_waitlist(p_instance public.dispatcher_instances) RETURNS jsonb
-    LANGUAGE plpgsql
-    SET search_path TO ''
-    AS $$
-declare
-  v_agent record;
-  v_gates record;
-  v_ready uuid[] := '{}';
-  v_oldest timestamptz[] := '{}';
-  v_skipped jsonb := '[]';
-begin
-  for v_agent in
-    select agent.id, agent.slug, oldest.created_at from public.agents as agent
-     cross join lateral (select due.created_at from public.agent_inbox_due as due
-                          where due.agent_id = agent.id and due.tenant_id = agent.tenant_id order by due.created_at limit 1) as oldest
-     where agent.gateway_id = p_instance.gateway_id and agent.tenant_id = p_instance.tenant_id
-       and not exists (select from public.agent_wake_state as state where state.agent_id = agent.id and state.waitlisted_at is not null)
-       and not exists (select from public.agent_wakes as wake where wake.agent_id = agent.id and wake.state in ('starting', 'running'))
-     order by oldest.created_at
-  loop
-    begin
-      select * into v_gates from public.wake_gates(v_agent.id, p_instance.settings);
-      if cardinality(v_gates.blocked) = 0 then
-        v_ready := v_ready || v_agent.id;
-        v_oldest := v_oldest || v_agent.created_at;
-      else
-        v_skipped := v_skipped || jsonb_build_object('granted', false, 'agent_id', v_agent.id, 'agent_slug', v_agent.slug,
-          'skip_reason', v_gates.blocked[1], 'retry_in', extract(epoch from v_gates.retry_at - now()), 'failures', v_gates.failures);
-      end if;
-    exception when query_canceled then
-      raise;
-    when others then
-      v_skipped := v_skipped || jsonb_build_object('granted', false, 'agent_id', v_agent.id, 'agent_slug', v_agent.slug,
-        'skip_reason', 'error', 'error', sqlerrm, 'error_code', sqlstate);
-    end;
-  end loop;
-  insert into public.agent_wake_state as state (agent_id, tenant_id, waitlisted_at, waitlist_path, waiting_since)
-  select ready.id, p_instance.tenant_id, now(), 'sweep', ready.oldest from unnest(v_ready, v_oldest) as ready (id, oldest)
-  on conflict (agent_id) do update
-     set waitlisted_at = excluded.waitlisted_at, waitlist_path = excluded.waitlist_path, waiting_since = excluded.waiting_since, updated_at = now()
-   where state.waitlisted_at is null;
-  return v_skipped;
-end
-$$;
-
-COMMENT ON FUNCTION public.fill_waitlist(p_instance public.dispatcher_instances) IS 'Puts every agent of the gateway that has work and open gates on the waitlist, oldest item first; answers the refused ones with their reason.';
-
-CREATE FUNCTION public.find_inbox_agent(p_tenant_id uuid, p_agent_slug text) RETURNS uuid
-    LANGUAGE sql STABLE
-    SET search_path TO ''
-    AS $$
-  select agent.id from public.agents as agent where agent.tenant_id = p_tenant_id and agent.slug = p_agent_slug
-$$;
-
-COMMENT ON FUNCTION public.find_inbox_agent(p_tenant_id uuid, p_agent_slug text) IS 'The id of a tenant''s agent by its present slug; null when there is none.';
-
-CREATE TABLE public.agent_wakes (
-    id uuid DEFAULT gen_random_uuid() NOT NULL,
-    tenant_id uuid NOT NULL,
-    agent_id uuid NOT NULL,
-    gateway_id uuid NOT NULL,
-    instance_id uuid,
-    claim_token uuid DEFAULT gen_random_uuid() NOT NULL,
-    claim_request uuid,
-    state text DEFAULT 'starting'::text NOT NULL,
-    path text NOT NULL,
-    item_ids uuid[] DEFAULT '{}'::uuid[] NOT NULL,
-    chain_depth integer DEFAULT 0 NOT NULL,
-    model_override text,
-    thinking_override text,
-    host_id text,
-    pid integer,
-    pid_started_at double precision,
-    claimed_at timestamp with time zone DEFAULT now() NOT NULL,
-    started_at timestamp with time zone,
-    deadline_at timestamp with time zone NOT NULL,
-    progressed_at timestamp with time zone,
-    ended_at timestamp with time zone,
-    exit_code integer,
-    error text,
-    workflow_run_id uuid,
-    stop_cause text,
-    CONSTRAINT agent_wakes_ended_has_time CHECK (((state = ANY (ARRAY['starting'::text, 'running'::text])) = (ended_at IS NULL))),
-    CONSTRAINT agent_wakes_path_check CHECK ((path = ANY (ARRAY['event'::text, 'sweep'::text, 'waitlist'::text, 'due'::text, 'command'::text, 'workflow'::text]))),
-    CONSTRAINT agent_wakes_running_has_pid CHECK (((state <> 'running'::text) OR ((pid IS NOT NULL) AND (started_at IS NOT NULL)))),
-    CONSTRAINT agent_wakes_state_check CHECK ((state = ANY (ARRAY['starting'::text, 'running'::text, 'succeeded'::text, 'failed'::text, 'timed_out'::text, 'no_progress'::text, 'lost'::text, 'interrupted'::text, 'spawn_failed'::text])))
-);
-
-COMMENT ON TABLE public.agent_wakes IS 'One row per wake: one run of `openclaw agent` for one agent, from its claim to its end.';
-
-COMMENT ON COLUMN public.agent_wakes.workflow_run_id IS 'The orphaned run this wake was started for.';
-
-COMMENT ON COLUMN public.agent_wakes.stop_cause IS 'Set when the run its process works on was ended from outside: its instance stops the process.';
-
-CREATE FUNCTION public.find_sender_wake(p_agent_id uuid) RETURNS public.agent_wakes
-    LANGUAGE sql STABLE
-    SET search_path TO ''
-    AS $$
-  select wake.* from public.agent_wakes as wake
-   where wake.agent_id = p_agent_id
-     and (wake.state in ('starting', 'running') or wake.ended_at > clock_timestamp() - interval '60 seconds')
-   order by wake.claimed_at desc
-   limit 1
-$$;
-
-COMMENT ON FUNCTION public.find_sender_wake(p_agent_id uuid) IS 'The wake an agent acts in: its live one, else the latest if it ended within 60 s (a turn can outlive its process); null when it acts outside a wake.';
 
 CREATE FUNCTION public.finish_workflow_notifications(p_instance_id uuid, p_results jsonb) RETURNS jsonb
     LANGUAGE plpgsql
@@ -1606,7 +3428,7 @@ declare
   v_result jsonb;
   v_count integer := 0;
 begin
-  perform public.running_instance(p_instance_id);
+  perform dispatcher.running_instance(p_instance_id);
   for v_result in select value from jsonb_array_elements(p_results) loop
     update public.workflow_notifications as note
        set state = case when (v_result ->> 'sent')::boolean then 'sent' when note.tries >= 12 then 'failed' else 'pending' end,
@@ -1623,121 +3445,6 @@ $$;
 
 COMMENT ON FUNCTION public.finish_workflow_notifications(p_instance_id uuid, p_results jsonb) IS 'What became of claimed notifications: [{id, claim_token, sent, error}]. One that failed is due again after 5 s, doubled per try, at most 300 s; after 12 tries it is given up.';
 
-CREATE FUNCTION public.finish_workflow_run(p_tenant_id uuid, p_run_id uuid, p_session text, p_claim_token uuid, p_status text, p_output jsonb, p_error text, p_usage jsonb) RETURNS jsonb
-    LANGUAGE plpgsql
-    SET search_path TO ''
-    SET lock_timeout TO '8s'
-    AS $$
-declare
-  v_run public.workflow_runs := public.lock_workflow_run(p_tenant_id, p_run_id);
-  v_code constant text := public.workflow_claim_state(v_run, p_session, p_claim_token);
-begin
-  if v_code = 'finished' and v_run.status = p_status then
-    -- A repeat says the same once more: only a cost that was not known yet is news.
-    return public.workflow_answer('already', case when v_run.cost_estimate is null then public.book_workflow_usage(v_run, p_usage) else v_run end);
-  end if;
-  if v_code <> 'ok' then
-    return public.refuse_workflow_caller(v_code, v_run, p_tenant_id, p_run_id, p_session, p_claim_token, p_usage);
-  end if;
-  perform public.note_workflow_actor(v_run.claimed_by, p_error);
-  if p_status = 'completed' then
-    v_run := public.start_workflow_run(v_run);
-  end if;
-  perform public.end_workflow_claim(v_run, p_status);
-  v_run := public.book_workflow_usage(v_run, p_usage);
-  perform public.note_wake_progress(v_run);
-  update public.workflow_runs
-     set status = p_status, finished_at = now(), output_summary = coalesce(p_output, output_summary), wake_id = null,
-         last_error = case p_status when 'failed' then coalesce(nullif(btrim(left(p_error, 4000)), ''), 'no reason given') else last_error end,
-         last_error_at = case p_status when 'failed' then now() else last_error_at end
-   where id = p_run_id returning * into v_run;
-  return public.workflow_answer('ok', v_run);
-end
-$$;
-
-COMMENT ON FUNCTION public.finish_workflow_run(p_tenant_id uuid, p_run_id uuid, p_session text, p_claim_token uuid, p_status text, p_output jsonb, p_error text, p_usage jsonb) IS 'Ends a run as completed or failed on behalf of the session that holds it. already for a repeat.';
-
-CREATE FUNCTION public.gateway_backlog(p_gateway_id uuid) RETURNS jsonb
-    LANGUAGE sql STABLE
-    SET search_path TO ''
-    AS $$
-  select jsonb_build_object('items', count(*), 'under_1m', count(*) filter (where age < interval '1 minute'),
-                            'under_1h', count(*) filter (where age >= interval '1 minute' and age < interval '1 hour'),
-                            'over_1h', count(*) filter (where age >= interval '1 hour'), 'oldest_seconds', round(extract(epoch from max(age))))
-    from (select now() - due.created_at as age from public.agent_inbox_due as due join public.agents as agent on agent.id = due.agent_id
-           where agent.gateway_id = p_gateway_id) as ages
-$$;
-
-COMMENT ON FUNCTION public.gateway_backlog(p_gateway_id uuid) IS 'Open items of a gateway''s agents by age: items, under_1m, under_1h, over_1h, oldest_seconds (NULL when there are none).';
-
-CREATE FUNCTION public.gateway_of_workflow_agent(p_tenant_id uuid, p_agent_id text) RETURNS uuid
-    LANGUAGE sql STABLE
-    SET search_path TO ''
-    AS $$
-  select coalesce((select agent.gateway_id from public.agents as agent where agent.tenant_id = p_tenant_id and agent.slug = p_agent_id),
-                  (select (array_agg(gateway.id))[1] from public.gateways as gateway where gateway.tenant_id = p_tenant_id having count(*) = 1))
-$$;
-
-COMMENT ON FUNCTION public.gateway_of_workflow_agent(p_tenant_id uuid, p_agent_id text) IS 'The gateway of an agent by slug; the tenant''s only gateway for an agent without a row; else NULL.';
-
-CREATE FUNCTION public.gateway_settings(p_gateway_id uuid) RETURNS jsonb
-    LANGUAGE sql STABLE
-    SET search_path TO ''
-    AS $$
-  select settings from public.dispatcher_instances as instance where gateway_id = p_gateway_id
-   order by (state = 'running' and not public.is_instance_silent(instance)) desc, last_heartbeat_at desc limit 1
-$$;
-
-COMMENT ON FUNCTION public.gateway_settings(p_gateway_id uuid) IS 'The settings of the gateway''s most recent daemon; NULL when none ever ran.';
-
-CREATE FUNCTION public.give_up_item(p_item_id uuid, p_reason text) RETURNS void
-    LANGUAGE sql
-    SET search_path TO ''
-    AS $$
-  update public.agent_inbox_items
-     set status = 'dead_letter', failed_at = now(), leased_at = null, leased_until = null, updated_at = now(),
-         context = public.merge_inbox_context(context, jsonb_build_object('last_failure_reason', p_reason))
-   where id = p_item_id
-$$;
-
-COMMENT ON FUNCTION public.give_up_item(p_item_id uuid, p_reason text) IS 'dead_letter with its reason.';
-
-CREATE FUNCTION public.guard_workflow_transition() RETURNS trigger
-    LANGUAGE plpgsql
-    SET search_path TO ''
-    AS $$
-declare
-  v_side constant text[] := array['waiting_for_approval', 'blocked'];
-  v_transition record;
-begin
-  if new.status = old.status and new.dispatch_attempts = old.dispatch_attempts then
-    new.updated_at := now();
-    return new;
-  end if;
-  select needs_override into v_transition from public.workflow_run_transitions
-   where from_status = old.status and to_status = new.status;
-  if not found
-     or (v_transition.needs_override and coalesce(current_setting('dispatcher.override_run', true), '') <> old.id::text)
-     or (old.status = any (v_side) and new.status <> all (v_side || array['cancelled']) and new.status is distinct from old.paused_from) then
-    raise exception 'a run may not go from % to %', old.status, new.status using errcode = 'OD010',
-      detail = format('run %s%s', old.id, case when old.paused_from is not null then ', held since it was ' || old.paused_from else '' end),
-      hint = 'The state table is workflow_run_transitions.';
-  end if;
-  new.paused_from := case when new.status = any (v_side) then coalesce(old.paused_from, old.status) end;
-  new.paused_at := case when new.status = any (v_side) then coalesce(old.paused_at, now()) end;
-  if old.status = any (v_side) then
-    -- It was held, not silent: whoever has it, or should take it, gets the usual time anew, and for its work what was left of it.
-    new.last_heartbeat_at := case when new.status in ('claimed', 'running') then now() else new.last_heartbeat_at end;
-    new.deadline_at := case when new.status in ('claimed', 'running') then new.deadline_at + (now() - old.paused_at) else new.deadline_at end;
-    new.dispatched_at := case when new.status = 'dispatched' then now() else new.dispatched_at end;
-  end if;
-  new.updated_at := now();
-  return public.complete_workflow_row(new);
-end
-$$;
-
-COMMENT ON FUNCTION public.guard_workflow_transition() IS 'Before an update of a run: refuses (OD010) what workflow_run_transitions does not list, and a return from a side state to anywhere but where it came from.';
-
 CREATE FUNCTION public.heartbeat_dispatcher_instance(p_instance_id uuid, p_live_wake_ids uuid[], p_nonce uuid, p_facts jsonb) RETURNS jsonb
     LANGUAGE plpgsql
     SET search_path TO ''
@@ -1749,21 +3456,21 @@ declare
   v_fenced jsonb;
   v_unattended jsonb;
 begin
-  v_instance := public.running_instance(p_instance_id);
+  v_instance := dispatcher.running_instance(p_instance_id);
   update public.dispatcher_instances
      set last_heartbeat_at = now(), canary = p_nonce, realtime = coalesce(p_facts -> 'realtime', realtime), health = coalesce(p_facts -> 'health', health),
          state = case state when 'lost' then 'running' else state end
    where id = p_instance_id;
-  perform public.send_gateway_hint(v_instance.gateway_id, 'canary', jsonb_build_object('instance_id', p_instance_id, 'nonce', p_nonce));
-  v_renewed := public.renew_wake_leases(p_instance_id, p_live_wake_ids, (v_instance.settings ->> 'lease_seconds')::integer);
+  perform dispatcher.send_gateway_hint(v_instance.gateway_id, 'canary', jsonb_build_object('instance_id', p_instance_id, 'nonce', p_nonce));
+  v_renewed := dispatcher.renew_wake_leases(p_instance_id, p_live_wake_ids, (v_instance.settings ->> 'lease_seconds')::integer);
   select jsonb_agg(live.id) into v_fenced from unnest(p_live_wake_ids) as live (id)
    where not exists (select from public.agent_wakes as wake where wake.id = live.id and wake.instance_id = p_instance_id and wake.ended_at is null);
   -- Named, not closed: this call may be an old one that arrives late, and the instance alone knows whether a process runs.
-  select jsonb_agg(public.open_wake_facts(wake) order by wake.claimed_at) into v_unattended from public.agent_wakes as wake
+  select jsonb_agg(dispatcher.open_wake_facts(wake) order by wake.claimed_at) into v_unattended from public.agent_wakes as wake
    where wake.instance_id = p_instance_id and wake.state in ('starting', 'running') and wake.id <> all (p_live_wake_ids);
-  return jsonb_build_object('renewed', v_renewed, 'broadcast_available', public.broadcast_hints_available(),
+  return jsonb_build_object('renewed', v_renewed, 'broadcast_available', dispatcher.broadcast_hints_available(),
                             'fenced', coalesce(v_fenced, '[]'), 'unattended', coalesce(v_unattended, '[]'),
-                            'orphaned', public.wakes_without_owner(v_instance), 'now', now());
+                            'orphaned', dispatcher.wakes_without_owner(v_instance), 'now', now());
 end
 $$;
 
@@ -1775,220 +3482,34 @@ CREATE FUNCTION public.heartbeat_workflow_run(p_tenant_id uuid, p_run_id uuid, p
     SET lock_timeout TO '8s'
     AS $$
 declare
-  v_run public.workflow_runs := public.lock_workflow_run(p_tenant_id, p_run_id);
-  v_code constant text := public.workflow_claim_state(v_run, p_session, p_claim_token);
+  v_run public.workflow_runs := dispatcher.lock_workflow_run(p_tenant_id, p_run_id);
+  v_code constant text := dispatcher.workflow_claim_state(v_run, p_session, p_claim_token);
 begin
   if v_code not in ('ok', 'held') then
-    return public.refuse_workflow_caller(v_code, v_run, p_tenant_id, p_run_id, p_session, p_claim_token, p_usage);
+    return dispatcher.refuse_workflow_caller(v_code, v_run, p_tenant_id, p_run_id, p_session, p_claim_token, p_usage);
   end if;
-  perform public.note_workflow_actor(v_run.claimed_by, null);
-  v_run := public.start_workflow_run(v_run);
-  v_run := public.book_workflow_usage(v_run, p_usage);
-  return public.workflow_answer('ok', v_run) || jsonb_build_object('deadline_in', extract(epoch from v_run.deadline_at - coalesce(v_run.paused_at, now())));
+  perform dispatcher.note_workflow_actor(v_run.claimed_by, null);
+  v_run := dispatcher.start_workflow_run(v_run);
+  v_run := dispatcher.book_workflow_usage(v_run, p_usage);
+  return dispatcher.workflow_answer('ok', v_run) || jsonb_build_object('deadline_in', extract(epoch from v_run.deadline_at - coalesce(v_run.paused_at, now())));
 end
 $$;
 
 COMMENT ON FUNCTION public.heartbeat_workflow_run(p_tenant_id uuid, p_run_id uuid, p_session text, p_claim_token uuid, p_usage jsonb) IS 'A sign of life from the session that holds the run: the first one makes it running. May carry usage so far. not_yours, finished, not_found: stop working on it.';
-
-CREATE FUNCTION public.hint_agent_change() RETURNS trigger
-    LANGUAGE plpgsql SECURITY DEFINER
-    SET search_path TO ''
-    AS $$
-begin
-  if old.status in ('paused', 'hibernating') and new.status not in ('paused', 'hibernating') then
-    insert into public.agent_wake_state (agent_id, tenant_id, resumed_at) values (new.id, new.tenant_id, now())
-    on conflict (agent_id) do update set resumed_at = now();
-  end if;
-  perform public.send_gateway_hint(new.gateway_id, 'agent', jsonb_build_object('agent_id', new.id));
-  if old.gateway_id is distinct from new.gateway_id then
-    perform public.send_gateway_hint(old.gateway_id, 'agent', jsonb_build_object('agent_id', new.id));
-  end if;
-  return null;
-exception when others then
-  return null;
-end
-$$;
-
-COMMENT ON FUNCTION public.hint_agent_change() IS 'After an agent''s status or gateway changed: a hint to its gateway, and to the one it left. Never fails the update.';
-
-CREATE FUNCTION public.hint_budget_change() RETURNS trigger
-    LANGUAGE plpgsql SECURITY DEFINER
-    SET search_path TO ''
-    AS $$
-begin
-  perform public.send_gateway_hint((select gateway_id from public.agents where id = new.agent_id), 'agent', jsonb_build_object('agent_id', new.agent_id));
-  return null;
-exception when others then
-  return null;
-end
-$$;
-
-COMMENT ON FUNCTION public.hint_budget_change() IS 'After an agent''s budget changed its status, limit or cutoff: a hint to its gateway. Never fails the update.';
-
-CREATE FUNCTION public.hint_inbox_insert() RETURNS trigger
-    LANGUAGE plpgsql SECURITY DEFINER
-    SET search_path TO ''
-    AS $$
-declare
-  v_hint record;
-begin
-  for v_hint in
-    select agent.gateway_id, agent.id as agent_id, (array_agg(item.id order by item.created_at, item.id))[1:50] as item_ids,
-           bool_or(origin.from_agent_id is distinct from item.agent_id) as from_outside
-      from new_items as item
-      join public.agents as agent on agent.id = item.agent_id and agent.tenant_id = item.tenant_id
-      left join public.inbox_item_origins as origin on origin.item_id = item.id
-     where item.status = 'pending'
-     group by agent.gateway_id, agent.id
-  loop
-    perform public.send_gateway_hint(v_hint.gateway_id, 'inbox',
-      jsonb_build_object('agent_id', v_hint.agent_id, 'item_id', v_hint.item_ids[1])
-      || case when cardinality(v_hint.item_ids) > 1 then jsonb_build_object('item_ids', v_hint.item_ids) else '{}'::jsonb end);
-    if v_hint.from_outside then
-      -- Never a wait in somebody's insert: where the row is held, the claim that holds it sees the new item by itself.
-      perform from public.agent_wake_state where agent_id = v_hint.agent_id for update skip locked;
-      if found then
-        perform public.reset_wake_failures(v_hint.agent_id);
-      end if;
-    end if;
-  end loop;
-  return null;
-exception when others then
-  return null;
-end
-$$;
-
-COMMENT ON FUNCTION public.hint_inbox_insert() IS 'After an insert of items: one hint per agent to its gateway ({agent_id, item_id, item_ids}), and new context resets the agent''s failures. Never fails the insert.';
-
-CREATE FUNCTION public.hint_workflow_daemons(p_tenant_id uuid, p_run_id uuid) RETURNS void
-    LANGUAGE plpgsql SECURITY DEFINER
-    SET search_path TO ''
-    AS $$
-begin
-  perform public.send_gateway_hint(live.gateway_id, 'run', jsonb_build_object('run_id', p_run_id))
-     from (select distinct instance.gateway_id from public.dispatcher_instances as instance
-            where instance.tenant_id = p_tenant_id and instance.state = 'running' and not public.is_instance_silent(instance)
-            limit 20) as live;
-exception when others then
-  -- A hint is worth less than the row it speaks of; the next tick finds the row.
-  null;
-end
-$$;
-
-COMMENT ON FUNCTION public.hint_workflow_daemons(p_tenant_id uuid, p_run_id uuid) IS 'Hints the tenant''s living daemons that runs are to be looked at. Never fails.';
-
-CREATE FUNCTION public.hint_workflow_insert() RETURNS trigger
-    LANGUAGE plpgsql SECURITY DEFINER
-    SET search_path TO ''
-    AS $$
-declare
-  v_tenant record;
-begin
-  for v_tenant in select tenant_id, (array_agg(id))[1] as run_id from new_runs where status = 'queued' group by tenant_id loop
-    perform public.hint_workflow_daemons(v_tenant.tenant_id, v_tenant.run_id);
-  end loop;
-  return null;
-exception when others then
-  return null;
-end
-$$;
-
-COMMENT ON FUNCTION public.hint_workflow_insert() IS 'After an insert of queued runs: one hint to each living daemon of the tenant. Never fails the insert.';
-
-CREATE FUNCTION public.hint_workflow_rules() RETURNS trigger
-    LANGUAGE plpgsql SECURITY DEFINER
-    SET search_path TO ''
-    AS $$
-begin
-  perform public.hint_workflow_daemons(new.tenant_id, null);
-  return null;
-exception when others then
-  return null;
-end
-$$;
-
-COMMENT ON FUNCTION public.hint_workflow_rules() IS 'After a route or a budget changed: waiting runs may go out now. Never fails the change.';
-
-CREATE FUNCTION public.hint_workflow_update() RETURNS trigger
-    LANGUAGE plpgsql SECURITY DEFINER
-    SET search_path TO ''
-    AS $$
-begin
-  -- The daemon's own tick looks again by itself.
-  if coalesce(current_setting('dispatcher.quiet', true), '') = 'on' then
-    return null;
-  end if;
-  if new.status = 'queued'
-     or (coalesce(old.paused_from, old.status) in ('dispatched', 'claimed', 'running')
-         and exists (select from public.workflow_runs where tenant_id = new.tenant_id and workflow_type = new.workflow_type and status = 'queued'))
-     or old.wake_id is not null then
-    perform public.hint_workflow_daemons(new.tenant_id, new.id);
-  end if;
-  return null;
-exception when others then
-  return null;
-end
-$$;
-
-COMMENT ON FUNCTION public.hint_workflow_update() IS 'After a run came back to the queue, or gave up its slot while others of its type wait: a hint to the tenant''s living daemons. Never fails the update.';
-
-CREATE FUNCTION public.inbox_close_verdict(p_item_id uuid, p_code text) RETURNS jsonb
-    LANGUAGE sql STABLE
-    SET search_path TO ''
-    AS $$
-  select jsonb_build_object('applied', p_code in ('ok', 'already'), 'code', p_code,
-                            'status', item.status, 'attempt', item.attempt_count, 'max_attempts', item.max_attempts)
-  from (select 1) as one_row left join public.agent_inbox_items as item on item.id = p_item_id
-$$;
-
-COMMENT ON FUNCTION public.inbox_close_verdict(p_item_id uuid, p_code text) IS 'The answer of the closing functions: {applied, code, status, attempt, max_attempts}; the last three are null when the item is unknown.';
-
-CREATE FUNCTION public.inbox_items_of_lease(p_agent_id uuid, p_lease_token uuid) RETURNS jsonb
-    LANGUAGE sql STABLE
-    SET search_path TO ''
-    AS $$
-  select coalesce(jsonb_agg(jsonb_build_object(
-           'inbox_item_id', item.id,
-           'event_type', item.event_type,
-           'summary', item.summary,
-           'task_id', item.task_id,
-           'comment_id', item.comment_id,
-           'contact_id', item.contact_id,
-           'attempt', item.attempt_count,
-           'leased_until', item.leased_until,
-           'lease_token', lease.lease_token,
-           'context', case when task.id is null then item.context
-                           else jsonb_build_object('task', jsonb_build_object(
-                                  'id', task.id, 'title', task.title, 'description', task.description, 'status', task.status,
-                                  'priority', task.priority, 'tags', task.tags, 'due_date', task.due_date))
-                                || public.merge_inbox_context(item.context, '{}') end
-         ) order by item.created_at, item.id), '[]'::jsonb)
-    from public.agent_inbox_items as item
-    join public.inbox_item_leases as lease on lease.item_id = item.id
-    left join public.tasks as task on task.id = item.task_id and task.tenant_id = item.tenant_id
-   where item.agent_id = p_agent_id
-     and item.status = 'leased'
-     and item.leased_until > clock_timestamp()
-     and lease.lease_token = p_lease_token
-     and lease.leased_at = item.leased_at
-     and lease.closed_at is null
-$$;
-
-COMMENT ON FUNCTION public.inbox_items_of_lease(p_agent_id uuid, p_lease_token uuid) IS 'The items an agent holds under one lease token, oldest first, as the agent''s script prints them; an item''s task is laid into its context.';
 
 CREATE FUNCTION public.inbox_overview(p_tenant_id uuid, p_agent_slug text) RETURNS jsonb
     LANGUAGE plpgsql STABLE
     SET search_path TO ''
     AS $$
 declare
-  v_agent_id uuid := public.find_inbox_agent(p_tenant_id, p_agent_slug);
+  v_agent_id uuid := dispatcher.find_inbox_agent(p_tenant_id, p_agent_slug);
 begin
   if v_agent_id is null then
     return jsonb_build_object('code', 'unknown_agent');
   end if;
   return jsonb_build_object(
     'agent', jsonb_build_object('id', v_agent_id, 'slug', p_agent_slug),
-    'actionable_count', (select count(*) from public.agent_inbox_due as due
+    'actionable_count', (select count(*) from dispatcher.inbox_due as due
                           where due.agent_id = v_agent_id and due.due_at <= clock_timestamp()),
     'by_status', (select coalesce(jsonb_object_agg(counted.status, counted.amount), '{}'::jsonb)
                     from (select item.status, count(*) as amount from public.agent_inbox_items as item
@@ -2001,7 +3522,7 @@ begin
                                'max_attempts', item.max_attempts, 'due_at', greatest(due.due_at, due.created_at), 'leased_until', item.leased_until,
                                'created_at', item.created_at) as entry
                         from public.agent_inbox_items as item
-                        left join public.agent_inbox_due as due on due.id = item.id
+                        left join dispatcher.inbox_due as due on due.id = item.id
                        where item.agent_id = v_agent_id and item.status in ('pending', 'failed', 'leased')
                        order by item.created_at, item.id
                        limit 50) as listed));
@@ -2009,72 +3530,6 @@ end
 $$;
 
 COMMENT ON FUNCTION public.inbox_overview(p_tenant_id uuid, p_agent_slug text) IS 'What waits for an agent, without leasing: {agent, actionable_count (due now), by_status (pending, failed, leased), items (the 50 oldest open; due_at: when it may be worked on, null without attempts left)}, or {code: unknown_agent}.';
-
-CREATE FUNCTION public.inbox_post_key(p_request_key text, p_wake_id uuid, p_content text, p_at timestamp with time zone) RETURNS text
-    LANGUAGE sql IMMUTABLE PARALLEL SAFE
-    SET search_path TO ''
-    AS $$
-  select case
-    when p_request_key <> '' then 'key:' || p_request_key
-    else 'content:' || encode(sha256(convert_to(
-           coalesce(p_wake_id::text, floor(extract(epoch from p_at) / 600)::text) || chr(31) || p_content, 'UTF8')), 'hex')
-  end
-$$;
-
-COMMENT ON FUNCTION public.inbox_post_key(p_request_key text, p_wake_id uuid, p_content text, p_at timestamp with time zone) IS 'What makes two posts of a sender the same one: the caller''s key, else the same content within the same wake, else within the same ten minutes.';
-
-CREATE FUNCTION public.inbox_retry_delay(p_attempt integer) RETURNS interval
-    LANGUAGE sql IMMUTABLE PARALLEL SAFE
-    SET search_path TO ''
-    AS $$
-  select make_interval(secs => least(900, 30 * power(2, least(greatest(p_attempt, 1), 12) - 1)))
-$$;
-
-COMMENT ON FUNCTION public.inbox_retry_delay(p_attempt integer) IS 'How long a failed item rests after its n-th attempt: 30 s, doubled per attempt, at most 900 s.';
-
-CREATE FUNCTION public.is_in_budget_scope(p_scope text, p_scope_id text, p_agent_id text, p_department_id text, p_workflow_type text) RETURNS boolean
-    LANGUAGE sql IMMUTABLE
-    SET search_path TO ''
-    AS $$
-  select case p_scope when 'fleet' then true when 'agent' then p_scope_id = p_agent_id when 'department' then p_scope_id = p_department_id
-                      else p_scope_id = p_workflow_type end is true
-$$;
-
-COMMENT ON FUNCTION public.is_in_budget_scope(p_scope text, p_scope_id text, p_agent_id text, p_department_id text, p_workflow_type text) IS 'The scope chain of a run: its agent, that agent''s department, its type as project, the fleet.';
-
-CREATE FUNCTION public.is_instance_silent(p_instance public.dispatcher_instances) RETURNS boolean
-    LANGUAGE sql STABLE
-    SET search_path TO ''
-    AS $$
-  select p_instance.last_heartbeat_at < now() - make_interval(secs => coalesce((p_instance.settings ->> 'instance_timeout')::double precision, 45))
-$$;
-
-COMMENT ON FUNCTION public.is_instance_silent(p_instance public.dispatcher_instances) IS 'Whether an instance has sent no heartbeat for longer than its own instance_timeout.';
-
-CREATE FUNCTION public.lease_busy_inbox_item(p_agent_id uuid, p_lease_seconds integer, p_lease_token uuid, p_wake_id uuid) RETURNS void
-    LANGUAGE plpgsql
-    SET search_path TO ''
-    AS $$
-declare
-  v_timeout constant text := current_setting('lock_timeout');
-  v_item_id uuid;
-begin
-  select due.id into v_item_id from public.agent_inbox_due as due
-   where due.agent_id = p_agent_id and due.due_at <= clock_timestamp()
-   order by due.created_at, due.id
-   limit 1;
-  if v_item_id is not null then
-    perform set_config('lock_timeout', '1s', true);
-    perform 1 from public.agent_inbox_items as item where item.id = v_item_id for update;
-    perform set_config('lock_timeout', v_timeout, true);
-    perform public.lease_one_inbox_item(v_item_id, p_lease_seconds, p_lease_token, p_wake_id);
-  end if;
-exception when lock_not_available then
-  null; -- whoever holds it that long is at work on it
-end
-$$;
-
-COMMENT ON FUNCTION public.lease_busy_inbox_item(p_agent_id uuid, p_lease_seconds integer, p_lease_token uuid, p_wake_id uuid) IS 'Leases the agent''s oldest due item although another session has it locked, if that session lets go of it within a second.';
 
 CREATE TABLE public.agent_inbox_items (
     id uuid DEFAULT gen_random_uuid() NOT NULL,
@@ -2130,7 +3585,7 @@ CREATE FUNCTION public.lease_inbox_items(p_tenant_id uuid, p_agent_slug text, p_
     SET search_path TO ''
     AS $$
 declare
-  v_agent_id uuid := public.find_inbox_agent(p_tenant_id, p_agent_slug);
+  v_agent_id uuid := dispatcher.find_inbox_agent(p_tenant_id, p_agent_slug);
   v_token uuid := coalesce(p_lease_token, gen_random_uuid());
   v_seconds integer := least(greatest(coalesce(p_lease_seconds, 120), 1), 86400);
   v_wanted integer := least(greatest(coalesce(p_limit, 1), 1), 100);
@@ -2143,28 +3598,28 @@ begin
   end if;
   -- A repeat waits for the first call of the same token, then gets that call's items: no second attempt is spent.
   perform pg_advisory_xact_lock(hashtextextended('lease_inbox_items ' || v_token::text, 0));
-  v_items := public.inbox_items_of_lease(v_agent_id, v_token);
+  v_items := dispatcher.inbox_items_of_lease(v_agent_id, v_token);
   if jsonb_array_length(v_items) = 0 then
     -- Held until the lease is written: a wake that ends now ends before or after it, and then gives the items back.
     select wake.id into v_wake_id from public.agent_wakes as wake
      where wake.agent_id = v_agent_id and wake.state in ('starting', 'running')
        for key share;
     for v_item_id in
-      select due.id from public.agent_inbox_due as due
+      select due.id from dispatcher.inbox_due as due
        where due.tenant_id = p_tenant_id and due.agent_id = v_agent_id and due.due_at <= clock_timestamp()
        order by due.created_at, due.id
        limit 200 -- lets the planner walk the index instead of sorting the backlog; far more than others can hold locked
     loop
-      if public.lease_one_inbox_item(v_item_id, v_seconds, v_token, v_wake_id) then
+      if dispatcher.lease_one_inbox_item(v_item_id, v_seconds, v_token, v_wake_id) then
         v_wanted := v_wanted - 1;
       end if;
       exit when v_wanted = 0;
     end loop;
-    v_items := public.inbox_items_of_lease(v_agent_id, v_token);
+    v_items := dispatcher.inbox_items_of_lease(v_agent_id, v_token);
     if jsonb_array_length(v_items) = 0 then
       -- An agent must not be told that its inbox is empty because a daemon stamps its item at this moment.
-      perform public.lease_busy_inbox_item(v_agent_id, v_seconds, v_token, v_wake_id);
-      v_items := public.inbox_items_of_lease(v_agent_id, v_token);
+      perform dispatcher.lease_busy_inbox_item(v_agent_id, v_seconds, v_token, v_wake_id);
+      v_items := dispatcher.inbox_items_of_lease(v_agent_id, v_token);
     end if;
   end if;
   return jsonb_build_object('agent', jsonb_build_object('id', v_agent_id, 'slug', p_agent_slug), 'items', v_items);
@@ -2172,41 +3627,6 @@ end
 $$;
 
 COMMENT ON FUNCTION public.lease_inbox_items(p_tenant_id uuid, p_agent_slug text, p_limit integer, p_lease_seconds integer, p_lease_token uuid) IS 'Leases up to p_limit (1-100) due items of an agent, oldest first, for p_lease_seconds (1-86400): {agent: {id, slug}, items: [...]}, or {code: unknown_agent}. The items of one call share p_lease_token; a repeat with the same token returns the same items.';
-
-CREATE FUNCTION public.lease_one_inbox_item(p_item_id uuid, p_lease_seconds integer, p_lease_token uuid, p_wake_id uuid) RETURNS boolean
-    LANGUAGE plpgsql
-    SET search_path TO ''
-    AS $$
-declare
-  v_now timestamptz;
-begin
-  perform 1 from public.agent_inbox_items as item where item.id = p_item_id for update skip locked;
-  if not found then
-    return false;
-  end if;
-  v_now := clock_timestamp();
-  -- Read anew under the lock: another session may have leased or closed the item since it was picked.
-  if not exists (select 1 from public.agent_inbox_due as due where due.id = p_item_id and due.due_at <= v_now) then
-    return false;
-  end if;
-  update public.agent_inbox_items as item
-     set status = 'leased', leased_at = v_now, leased_until = v_now + make_interval(secs => p_lease_seconds),
-         attempt_count = item.attempt_count + 1, updated_at = v_now
-   where item.id = p_item_id;
-  insert into public.inbox_item_leases as lease
-         (item_id, tenant_id, agent_id, wake_id, lease_token, attempt, leased_at, leased_until)
-  select item.id, item.tenant_id, item.agent_id, p_wake_id, p_lease_token, item.attempt_count, item.leased_at, item.leased_until
-    from public.agent_inbox_items as item
-   where item.id = p_item_id
-  on conflict (item_id) do update
-     set tenant_id = excluded.tenant_id, agent_id = excluded.agent_id, wake_id = excluded.wake_id,
-         lease_token = excluded.lease_token, attempt = excluded.attempt, leased_at = excluded.leased_at,
-         leased_until = excluded.leased_until, closed_at = null, outcome = null;
-  return true;
-end
-$$;
-
-COMMENT ON FUNCTION public.lease_one_inbox_item(p_item_id uuid, p_lease_seconds integer, p_lease_token uuid, p_wake_id uuid) IS 'Leases one item if it is free and due; false when another session has it. The lease names the wake it is taken in, which keeps it alive.';
 
 CREATE FUNCTION public.list_budgets(p_tenant_id uuid, p_default_usd numeric DEFAULT NULL::numeric) RETURNS jsonb
     LANGUAGE sql STABLE
@@ -2218,7 +3638,7 @@ CREATE FUNCTION public.list_budgets(p_tenant_id uuid, p_default_usd numeric DEFA
                                              where event.budget_id = budget.id and event.period_key = evaluated.value ->> 'period_key'))
            order by budget.active desc, budget.scope, budget.scope_id, budget.period, budget.created_at), '[]'))
     from public.budgets as budget
-    left join jsonb_array_elements(public.evaluate_budgets(p_tenant_id, public.workflow_estimates(p_tenant_id, p_default_usd))) as evaluated
+    left join jsonb_array_elements(dispatcher.evaluate_budgets(p_tenant_id, dispatcher.workflow_estimates(p_tenant_id, p_default_usd))) as evaluated
       on (evaluated.value ->> 'id')::uuid = budget.id
    where budget.tenant_id = p_tenant_id
 $$;
@@ -2299,7 +3719,7 @@ CREATE FUNCTION public.list_workflow_runs(p_tenant_id uuid, p_status text DEFAUL
     LANGUAGE sql STABLE
     SET search_path TO ''
     AS $$
-  select jsonb_build_object('count', count(*), 'runs', coalesce(jsonb_agg(public.workflow_run_json(listed) - 'input_payload' - 'output_summary'
+  select jsonb_build_object('count', count(*), 'runs', coalesce(jsonb_agg(dispatcher.workflow_run_json(listed) - 'input_payload' - 'output_summary'
                               order by listed.created_at desc, listed.id), '[]'))
     from (select * from public.workflow_runs
            where tenant_id = p_tenant_id and (p_status is null or status = p_status) and (p_workflow_type is null or workflow_type = p_workflow_type)
@@ -2309,139 +3729,15 @@ $$;
 
 COMMENT ON FUNCTION public.list_workflow_runs(p_tenant_id uuid, p_status text, p_workflow_type text, p_agent text, p_limit integer) IS 'The newest runs, without their payloads: {count, runs}.';
 
-CREATE FUNCTION public.lock_inbox_lease(p_item_id uuid, p_lease_token uuid, p_outcomes text[]) RETURNS text
-    LANGUAGE plpgsql
-    SET search_path TO ''
-    AS $$
-declare
-  v_item public.agent_inbox_items;
-  v_lease public.inbox_item_leases;
-begin
-  -- The wake first, as end_wake does it: closing an item notes the wake's progress.
-  perform from public.agent_wakes as wake
-    where wake.agent_id = (select item.agent_id from public.agent_inbox_items as item where item.id = p_item_id)
-      and wake.state in ('starting', 'running')
-      for no key update;
-  select * into v_item from public.agent_inbox_items as item where item.id = p_item_id for update;
-  if not found then
-    return 'not_found';
-  end if;
-  select * into v_lease from public.inbox_item_leases as lease where lease.item_id = p_item_id for update;
-  if not found or v_lease.lease_token is distinct from p_lease_token then
-    return 'lease_lost';
-  end if;
-  if v_lease.closed_at is not null then
-    return case when v_lease.outcome = any (p_outcomes) then 'already' else 'lease_lost' end;
-  end if;
-  -- Callers of lease_inbox_item(uuid, integer) know no tokens: an item they took over differs in leased_at.
-  if v_item.status = 'leased' and v_item.leased_at = v_lease.leased_at and v_item.leased_until > clock_timestamp() then
-    return 'ok';
-  end if;
-  return 'lease_lost';
-end
-$$;
-
-COMMENT ON FUNCTION public.lock_inbox_lease(p_item_id uuid, p_lease_token uuid, p_outcomes text[]) IS 'Locks an item and its lease and says whether the token still owns it: ok, already (closed by this token with one of the outcomes), lease_lost, not_found.';
-
-CREATE FUNCTION public.lock_workflow_run(p_tenant_id uuid, p_run_id uuid) RETURNS public.workflow_runs
-    LANGUAGE sql
-    SET search_path TO ''
-    AS $$ select * from public.workflow_runs where id = p_run_id and tenant_id = p_tenant_id for update $$;
-
-COMMENT ON FUNCTION public.lock_workflow_run(p_tenant_id uuid, p_run_id uuid) IS 'The run, locked; all NULL when the tenant has none of that id.';
-
-CREATE FUNCTION public.mark_agent_stalled(p_agent_id uuid) RETURNS integer
-    LANGUAGE plpgsql
-    SET search_path TO ''
-    AS $$
-declare
-  v_agent record;
-  v_first boolean;
-  v_count integer;
-begin
-  update public.agent_wake_state set stalled_at = now(), waitlisted_at = null, waitlist_path = null, waiting_since = null, updated_at = now()
-   where agent_id = p_agent_id and stalled_at is null;
-  v_first := found;
-  update public.agent_inbox_items
-     set status = 'failed', failed_at = now(), updated_at = now(),
-         context = public.merge_inbox_context(context, jsonb_build_object('last_failure_reason', 'agent_stalled'))
-   where id in (select item.id from public.agent_inbox_items as item
-                 where item.agent_id = p_agent_id and item.status = 'pending' and item.attempt_count < item.max_attempts
-                 limit 500 for update skip locked);
-  get diagnostics v_count = row_count;
-  if v_first then
-    select * into v_agent from public.agents where id = p_agent_id;
-    insert into public.notifications (tenant_id, type, title, body, entity_type, entity_id, actor_type, actor_agent_id, meta)
-    select v_agent.tenant_id, 'agent_stalled', format('Agent %s is stalled', v_agent.slug),
-           format('%s wakes in a row failed. Its %s pending item(s) wait as failed; a new item, or `dispatcher inbox requeue --agent %s`, wakes it again.',
-                  state.consecutive_failures, v_count, v_agent.slug),
-           'agent', p_agent_id, 'system', p_agent_id, jsonb_build_object('consecutive_failures', state.consecutive_failures, 'items', v_count)
-      from public.agent_wake_state as state where state.agent_id = p_agent_id;
-  end if;
-  return v_count;
-end
-$$;
-
-COMMENT ON FUNCTION public.mark_agent_stalled(p_agent_id uuid) IS 'Sets pending items of an agent aside (failed, reason agent_stalled, attempts untouched), at most 500 a call: the sweep takes the rest. Tells the operator once per stall.';
-
-CREATE FUNCTION public.mark_unrouted_runs(p_tenant_id uuid) RETURNS jsonb
-    LANGUAGE plpgsql
-    SET search_path TO ''
-    AS $$
-declare
-  v_run record;
-  v_count integer := 0;
-  v_errors jsonb := '[]';
-begin
-  for v_run in
-    select run.id, run.workflow_type, run.pinned_agent_id is not null or routed.is_routed as has_agent
-      from public.workflow_runs as run
-      cross join lateral (select exists (select from public.workflow_agent_routing as route
-                                          where route.tenant_id = p_tenant_id and route.workflow_type = run.workflow_type) as is_routed) as routed
-     where run.tenant_id = p_tenant_id and run.status = 'queued'
-       and (run.pinned_agent_id is not null or routed.is_routed) = (run.blocker_type is not distinct from 'no_route')
-     limit 500 for update of run skip locked
-  loop
-    begin
-      update public.workflow_runs
-         set blocker_type = case when not v_run.has_agent then 'no_route' end,
-             blocker_description = case when not v_run.has_agent then format('no route for workflow type %s', v_run.workflow_type) end
-       where id = v_run.id;
-      v_count := v_count + (not v_run.has_agent)::integer;
-    exception when query_canceled or lock_not_available or deadlock_detected or serialization_failure then
-      raise;
-    when others then
-      v_errors := v_errors || jsonb_build_object('phase', 'unrouted', 'run_id', v_run.id, 'error', sqlerrm, 'error_code', sqlstate);
-    end;
-  end loop;
-  return jsonb_build_object('unrouted', v_count, 'errors', v_errors);
-end
-$$;
-
-COMMENT ON FUNCTION public.mark_unrouted_runs(p_tenant_id uuid) IS 'Queued runs whose type has no route carry blocker no_route until it has one; at most 500 change in a call.';
-
-CREATE FUNCTION public.merge_inbox_context(p_context jsonb, p_changes jsonb) RETURNS jsonb
-    LANGUAGE sql IMMUTABLE PARALLEL SAFE
-    SET search_path TO ''
-    AS $$
-  select case
-    when p_context is null then p_changes
-    when jsonb_typeof(p_context) = 'object' then p_context || p_changes
-    else jsonb_build_object('original_context', p_context) || p_changes
-  end
-$$;
-
-COMMENT ON FUNCTION public.merge_inbox_context(p_context jsonb, p_changes jsonb) IS 'An item''s context with changes laid over it. A context that is no object is kept under original_context.';
-
 CREATE FUNCTION public.monitor_workflows(p_instance_id uuid, p_settings jsonb DEFAULT '{}'::jsonb) RETURNS jsonb
     LANGUAGE plpgsql STABLE
     SET search_path TO ''
     AS $$
 declare
-  v_instance constant public.dispatcher_instances := public.running_instance(p_instance_id);
+  v_instance constant public.dispatcher_instances := dispatcher.running_instance(p_instance_id);
 begin
   return jsonb_build_object(
-    'stop_wakes', public.wakes_to_stop(p_instance_id), 'orphan_after', public.orphan_after_seconds(p_settings),
+    'stop_wakes', dispatcher.wakes_to_stop(p_instance_id), 'orphan_after', dispatcher.orphan_after_seconds(p_settings),
     'suspects', (
       select coalesce(jsonb_agg(jsonb_build_object('run_id', run.id, 'attempt', run.dispatch_attempts, 'workflow_type', run.workflow_type, 'agent_id', run.owner_agent_id,
                'session_id', run.session_id, 'claim_token', run.claim_token, 'silent_for', extract(epoch from now() - run.last_heartbeat_at),
@@ -2449,7 +3745,7 @@ begin
         from public.workflow_runs as run
         join public.agents as agent on agent.tenant_id = run.tenant_id and agent.slug = run.owner_agent_id and agent.gateway_id = v_instance.gateway_id
        where run.tenant_id = v_instance.tenant_id and run.status = 'running' and run.deadline_at > now()
-         and run.last_heartbeat_at < now() - make_interval(secs => public.orphan_after_seconds(p_settings))
+         and run.last_heartbeat_at < now() - make_interval(secs => dispatcher.orphan_after_seconds(p_settings))
          and not exists (select from public.workflow_respawns as respawn where respawn.run_id = run.id and respawn.attempt = run.dispatch_attempts)
          and not exists (select from public.agent_wakes as wake where wake.id = run.wake_id and wake.ended_at is null)));
 end
@@ -2457,130 +3753,11 @@ $$;
 
 COMMENT ON FUNCTION public.monitor_workflows(p_instance_id uuid, p_settings jsonb) IS 'What the monitor of a gateway looks at: silent running runs of its agents that were not spawned again in this attempt (suspects), the silence that makes one (orphan_after), and wakes whose run was ended (stop_wakes).';
 
-CREATE FUNCTION public.next_workflow_moment(p_tenant_id uuid, p_settings jsonb) RETURNS double precision
-    LANGUAGE sql STABLE
-    SET search_path TO ''
-    AS $$
-  select extract(epoch from min(due.at) - now())::double precision from (
-    select min(next_attempt_at) as at from public.workflow_runs where tenant_id = p_tenant_id and status = 'queued' and next_attempt_at > now() and isfinite(next_attempt_at)
-    union all
-    select min(dispatched_at) + make_interval(secs => (p_settings ->> 'stale_dispatch_seconds')::double precision)
-      from public.workflow_runs where tenant_id = p_tenant_id and status = 'dispatched'
-    union all
-    select least(min(deadline_at), min(greatest(last_heartbeat_at, claimed_at)) + make_interval(secs => (p_settings ->> 'stale_claim_seconds')::double precision))
-      from public.workflow_runs where tenant_id = p_tenant_id and status in ('claimed', 'running')) as due
-$$;
-
-COMMENT ON FUNCTION public.next_workflow_moment(p_tenant_id uuid, p_settings jsonb) IS 'In how many seconds something becomes due by itself; NULL when nothing does.';
-
-CREATE FUNCTION public.note_held_runs(p_tenant_id uuid, p_budgets jsonb, p_holders uuid[]) RETURNS void
-    LANGUAGE plpgsql
-    SET search_path TO ''
-    AS $$
-declare
-  v_budget jsonb;
-begin
-  for v_budget in
-    select b.value from jsonb_array_elements(p_budgets) as b
-     where (b.value ->> 'id')::uuid = any (p_holders) and b.value ->> 'period_key' is not null and b.value ->> 'action' in ('pause_new_runs', 'hard_stop')
-  loop
-    perform public.record_budget_event(p_tenant_id, v_budget, 'paused', '{}');
-  end loop;
-exception when query_canceled or lock_not_available or deadlock_detected or serialization_failure then
-  raise;
-when others then
-  -- Telling must not stop dispatch; the enforcement phase reports what is wrong.
-  raise warning 'budget event not written: %', sqlerrm;
-end
-$$;
-
-COMMENT ON FUNCTION public.note_held_runs(p_tenant_id uuid, p_budgets jsonb, p_holders uuid[]) IS 'A budget whose rest is too small for the next run is paused as well, also one that would stop runs once it is spent: its event, once per period.';
-
-CREATE FUNCTION public.note_inbox_update() RETURNS trigger
-    LANGUAGE plpgsql SECURITY DEFINER
-    SET search_path TO ''
-    AS $$
-begin
-  if old.status in ('done', 'failed', 'dead_letter') and new.status = 'pending' then
-    insert into public.inbox_item_reopenings (item_id, tenant_id) values (new.id, new.tenant_id)
-    on conflict (item_id) do update set reopened_at = now();
-  end if;
-  if new.status in ('done', 'failed', 'dead_letter') and coalesce(current_setting('dispatcher.quiet', true), '') <> 'on' then
-    update public.agent_wakes set progressed_at = now()
-     where agent_id = new.agent_id and tenant_id = new.tenant_id and state in ('starting', 'running') and progressed_at is null;
-  end if;
-  if new.status in ('pending', 'failed') and coalesce(current_setting('dispatcher.quiet', true), '') <> 'on' then
-    perform public.send_gateway_hint((select gateway_id from public.agents where id = new.agent_id and tenant_id = new.tenant_id), 'inbox',
-                                     jsonb_build_object('agent_id', new.agent_id, 'item_id', new.id));
-  end if;
-  return null;
-exception when others then
-  return null;
-end
-$$;
-
-COMMENT ON FUNCTION public.note_inbox_update() IS 'After an item changed its status: progress of the agent''s live wake, and a hint when it is back to pending or failed. Never fails the update.';
-
-CREATE FUNCTION public.note_wake_progress(p_run public.workflow_runs) RETURNS void
-    LANGUAGE sql
-    SET search_path TO ''
-    AS $$
-  update public.agent_wakes set progressed_at = now() where id = p_run.wake_id and state in ('starting', 'running') and progressed_at is null
-$$;
-
-COMMENT ON FUNCTION public.note_wake_progress(p_run public.workflow_runs) IS 'Work on a run is progress of the wake it is done in.';
-
-CREATE FUNCTION public.note_workflow_actor(p_actor text, p_reason text) RETURNS void
-    LANGUAGE sql
-    SET search_path TO ''
-    AS $$
-  select set_config('dispatcher.actor', coalesce(p_actor, ''), true), set_config('dispatcher.reason', coalesce(left(p_reason, 1000), ''), true)
-$$;
-
-COMMENT ON FUNCTION public.note_workflow_actor(p_actor text, p_reason text) IS 'Who acts, and why: what the next transitions of this transaction record.';
-
-CREATE FUNCTION public.open_wake_facts(p_wake public.agent_wakes) RETURNS jsonb
-    LANGUAGE sql STABLE
-    SET search_path TO ''
-    AS $$
-  select jsonb_build_object(
-           'wake_id', p_wake.id, 'claim_token', p_wake.claim_token, 'claim_request', p_wake.claim_request, 'agent_id', p_wake.agent_id,
-           'agent_slug', agent.slug, 'state', p_wake.state, 'host_id', coalesce(p_wake.host_id, owner.host_id), 'hostname', owner.hostname,
-           'pid', p_wake.pid, 'pid_started_at', p_wake.pid_started_at,
-           'age', extract(epoch from now() - p_wake.claimed_at), 'deadline_in', extract(epoch from p_wake.deadline_at - now()),
-           'owner_state', coalesce(owner.state, 'lost'), 'owner_pid', owner.pid, 'owner_pid_started_at', owner.pid_started_at,
-           'owner_host_id', owner.host_id, 'owner_silent_for', extract(epoch from now() - owner.last_heartbeat_at))
-    from public.agents as agent
-    left join public.dispatcher_instances as owner on owner.id = p_wake.instance_id
-   where agent.id = p_wake.agent_id
-$$;
-
-COMMENT ON FUNCTION public.open_wake_facts(p_wake public.agent_wakes) IS 'What is needed to tell whether the process of a live wake and its owner live.';
-
-CREATE FUNCTION public.open_wakes_of_others(p_instance_id uuid) RETURNS jsonb
-    LANGUAGE sql STABLE
-    SET search_path TO ''
-    AS $$
-  select coalesce(jsonb_agg(public.open_wake_facts(wake) order by wake.claimed_at), '[]')
-    from public.agent_wakes as wake
-    join public.dispatcher_instances as me on me.id = p_instance_id and me.gateway_id = wake.gateway_id
-   where wake.state in ('starting', 'running') and wake.instance_id is distinct from p_instance_id
-$$;
-
-COMMENT ON FUNCTION public.open_wakes_of_others(p_instance_id uuid) IS 'Live wakes of the instance''s gateway that another instance owns, with what is needed to tell whether their process and owner live.';
-
-CREATE FUNCTION public.orphan_after_seconds(p_settings jsonb) RETURNS double precision
-    LANGUAGE sql IMMUTABLE
-    SET search_path TO ''
-    AS $$ select least(360, 0.6 * (public.workflow_settings(p_settings) ->> 'stale_claim_seconds')::double precision) $$;
-
-COMMENT ON FUNCTION public.orphan_after_seconds(p_settings jsonb) IS 'After what silence a running run is suspected to be an orphan: a heartbeat of five minutes and one minute, and well before its claim is released.';
-
 CREATE FUNCTION public.poll_workflow_runs(p_tenant_id uuid, p_agent text, p_limit integer) RETURNS jsonb
     LANGUAGE sql STABLE
     SET search_path TO ''
     AS $$
-  select jsonb_build_object('agent', p_agent, 'count', count(*), 'runs', coalesce(jsonb_agg(public.workflow_run_json(pending)
+  select jsonb_build_object('agent', p_agent, 'count', count(*), 'runs', coalesce(jsonb_agg(dispatcher.workflow_run_json(pending)
                               order by pending.priority desc, pending.dispatched_at, pending.id), '[]'))
     from (select * from public.workflow_runs
            where tenant_id = p_tenant_id and status = 'dispatched' and (p_agent is null or owner_agent_id = p_agent)
@@ -2594,8 +3771,8 @@ CREATE FUNCTION public.post_inbox_item(p_tenant_id uuid, p_from_agent_slug text,
     SET search_path TO ''
     AS $_$
 declare
-  v_sender_id uuid := public.find_inbox_agent(p_tenant_id, p_from_agent_slug);
-  v_recipient_id uuid := public.find_inbox_agent(p_tenant_id, p_to_agent_slug);
+  v_sender_id uuid := dispatcher.find_inbox_agent(p_tenant_id, p_from_agent_slug);
+  v_recipient_id uuid := dispatcher.find_inbox_agent(p_tenant_id, p_to_agent_slug);
   v_context jsonb := coalesce(p_context, '{}');
   v_summary text := left(p_summary, 2000);
   v_content text := concat_ws(chr(31), p_to_agent_slug, p_event_type, v_summary, v_context::text);
@@ -2622,12 +3799,12 @@ begin
   end if;
 
   perform pg_advisory_xact_lock(hashtextextended('post_inbox_item ' || v_sender_id::text, 0));
-  v_wake := public.find_sender_wake(v_sender_id);
-  v_key := public.inbox_post_key(p_request_key, v_wake.id, v_content, v_now);
+  v_wake := dispatcher.find_sender_wake(v_sender_id);
+  v_key := dispatcher.inbox_post_key(p_request_key, v_wake.id, v_content, v_now);
   select origin.item_id, origin.chain_depth into v_item_id, v_depth
     from public.inbox_item_origins as origin
    where origin.tenant_id = p_tenant_id and origin.from_agent_id = v_sender_id
-     and origin.request_key in (v_key, public.inbox_post_key(p_request_key, v_wake.id, v_content, v_now - interval '10 minutes'))
+     and origin.request_key in (v_key, dispatcher.inbox_post_key(p_request_key, v_wake.id, v_content, v_now - interval '10 minutes'))
    order by origin.created_at
    limit 1;
   if found then
@@ -2659,147 +3836,6 @@ $_$;
 
 COMMENT ON FUNCTION public.post_inbox_item(p_tenant_id uuid, p_from_agent_slug text, p_to_agent_slug text, p_event_type text, p_summary text, p_context jsonb, p_request_key text) IS 'An agent hands work to an agent: {applied, code: ok|already|unknown_agent|unknown_recipient|self_handoff_unmarked|invalid, inbox_item_id, chain_depth}. Records the sender and its wake. A repeat with the same p_request_key, or the same content within one wake, is the same item. To itself only with context.self_handoff = true.';
 
-CREATE FUNCTION public.prepare_workflow_run() RETURNS trigger
-    LANGUAGE plpgsql
-    SET search_path TO ''
-    AS $$
-begin
-  -- A row that arrives finished was worked on, unless it says otherwise: what it cost counts.
-  if new.status in ('completed', 'failed', 'timed_out') then
-    new.claimed_at := coalesce(new.claimed_at, new.started_at, new.finished_at, now());
-  end if;
-  -- A cost given before anybody worked on it is a guess of whoever queued it, not a report.
-  if new.cost_estimate >= 0 and new.cost_estimate <> 'NaN' and new.status not in ('queued', 'dispatched') then
-    new.reported_at := coalesce(new.reported_at, new.finished_at, now());
-    new.accounted_at := coalesce(new.accounted_at, new.reported_at);
-  end if;
-  return public.complete_workflow_row(new);
-end
-$$;
-
-COMMENT ON FUNCTION public.prepare_workflow_run() IS 'Before an insert of a run: the times and keys its state implies.';
-
-CREATE FUNCTION public.prune_workflow_rows(p_tenant_id uuid) RETURNS integer
-    LANGUAGE plpgsql
-    SET search_path TO ''
-    AS $$
-declare
-  v_count integer;
-begin
-  delete from public.workflow_notifications where id in (
-    select id from public.workflow_notifications where tenant_id = p_tenant_id and state in ('sent', 'failed', 'obsolete') and created_at < now() - interval '7 days'
-     limit 500);
-  get diagnostics v_count = row_count;
-  return v_count;
-end
-$$;
-
-COMMENT ON FUNCTION public.prune_workflow_rows(p_tenant_id uuid) IS 'Notifications that were dealt with a week ago go, at most 500 a call.';
-
-CREATE FUNCTION public.record_budget_event(p_tenant_id uuid, p_budget jsonb, p_kind text, p_detail jsonb) RETURNS boolean
-    LANGUAGE plpgsql
-    SET search_path TO ''
-    AS $$
-declare
-  v_frame constant jsonb := public.budget_frame(p_budget, p_kind);
-  v_is_new boolean;
-begin
-  insert into public.budget_events (tenant_id, budget_id, period_key, event_kind, detail)
-  values (p_tenant_id, (p_budget ->> 'id')::uuid, p_budget ->> 'period_key', p_kind,
-          jsonb_build_object('spend_usd', v_frame -> 'spend_usd', 'spend_tokens', v_frame -> 'spend_tokens', 'cap_usd', v_frame -> 'cap_usd',
-                             'cap_tokens', v_frame -> 'cap_tokens', 'action', v_frame -> 'action') || p_detail)
-  on conflict on constraint budget_events_once do nothing;
-  v_is_new := found;
-  if v_is_new and p_kind <> 'warned' then
-    perform public.broadcast_budget_event(p_tenant_id, v_frame);
-  elsif not v_is_new and p_kind = 'hard_stopped' and jsonb_array_length(p_detail -> 'cancelled_run_ids') > 0 then
-    update public.budget_events as event
-       set detail = jsonb_set(event.detail, '{cancelled_run_ids}', coalesce(event.detail -> 'cancelled_run_ids', '[]') || (p_detail -> 'cancelled_run_ids'))
-     where event.budget_id = (p_budget ->> 'id')::uuid and event.period_key = p_budget ->> 'period_key' and event.event_kind = p_kind;
-  end if;
-  return v_is_new;
-end
-$$;
-
-COMMENT ON FUNCTION public.record_budget_event(p_tenant_id uuid, p_budget jsonb, p_kind text, p_detail jsonb) IS 'Writes a budget event once per budget, period and kind, and broadcasts it once unless it is a warning. Runs a hard stop cancels later join the ids of its one event. True when it is new.';
-
-CREATE FUNCTION public.record_budget_recoveries(p_tenant_id uuid, p_budgets jsonb) RETURNS integer
-    LANGUAGE plpgsql
-    SET search_path TO ''
-    AS $$
-declare
-  v_budget jsonb;
-  v_count integer := 0;
-begin
-  for v_budget in
-    select b.value from jsonb_array_elements(p_budgets) as b
-      cross join lateral (
-        select max(event.id) filter (where event.event_kind <> 'recovered' and event.period_key <> b.value ->> 'period_key') as breach,
-               max(event.id) filter (where event.event_kind = 'recovered') as recovery
-          from public.budget_events as event where event.budget_id = (b.value ->> 'id')::uuid) as history
-     where b.value ->> 'period_key' is not null and history.breach > coalesce(history.recovery, 0)
-  loop
-    v_count := v_count + public.record_budget_event(p_tenant_id, v_budget, 'recovered', '{}')::integer;
-  end loop;
-  return v_count;
-end
-$$;
-
-COMMENT ON FUNCTION public.record_budget_recoveries(p_tenant_id uuid, p_budgets jsonb) IS 'The first evaluation in a new period writes recovered for every budget that had a breach in an earlier one since its last recovery.';
-
-CREATE FUNCTION public.record_workflow_transition() RETURNS trigger
-    LANGUAGE plpgsql
-    SET search_path TO ''
-    AS $$
-declare
-  v_actor constant text := coalesce(nullif(current_setting('dispatcher.actor', true), ''),
-                                    nullif(current_setting('request.jwt.claims', true), '')::jsonb ->> 'sub', current_user);
-begin
-  insert into public.workflow_run_events (tenant_id, run_id, from_status, to_status, attempt, actor, reason)
-  values (new.tenant_id, new.id, old.status, new.status, new.dispatch_attempts, v_actor, nullif(current_setting('dispatcher.reason', true), ''));
-  -- Taken away from whoever works on it: the process it has at one of our daemons must end.
-  if old.wake_id is not null and old.status <> new.status
-     and (new.status in ('cancelled', 'timed_out') or (new.status in ('queued', 'failed') and v_actor = 'dispatcher')) then
-    update public.agent_wakes set stop_cause = format('run %s is %s', new.id, new.status)
-     where id = old.wake_id and state in ('starting', 'running') and stop_cause is null;
-  end if;
-  return null;
-end
-$$;
-
-COMMENT ON FUNCTION public.record_workflow_transition() IS 'After a transition: its event, and where the run was taken away from outside, the request to stop the process that works on it.';
-
-CREATE FUNCTION public.refuse_workflow_caller(p_code text, p_run public.workflow_runs, p_tenant_id uuid, p_run_id uuid, p_session text, p_claim_token uuid, p_usage jsonb) RETURNS jsonb
-    LANGUAGE plpgsql
-    SET search_path TO ''
-    AS $$
-declare
-  v_booked boolean := false;
-begin
-  if p_code in ('finished', 'held') then
-    p_run := public.book_workflow_usage(p_run, p_usage);
-  elsif p_code = 'not_yours' then
-    v_booked := public.book_lost_claim_usage(p_tenant_id, p_run_id, p_session, p_claim_token, p_usage);
-  end if;
-  return case when p_run.id is null then jsonb_build_object('applied', false, 'code', 'not_found', 'run_id', p_run_id)
-              else public.workflow_answer(p_code, p_run) end
-         || jsonb_build_object('usage_booked', v_booked or (p_code in ('finished', 'held') and public.workflow_usage_values(coalesce(p_usage, '{}')) <> '{}'));
-end
-$$;
-
-COMMENT ON FUNCTION public.refuse_workflow_caller(p_code text, p_run public.workflow_runs, p_tenant_id uuid, p_run_id uuid, p_session text, p_claim_token uuid, p_usage jsonb) IS 'The answer to a session that does not hold the run (any more), or may not end it while it is paused; a cost it brings is booked nevertheless.';
-
-CREATE FUNCTION public.refuse_workflow_event_change() RETURNS trigger
-    LANGUAGE plpgsql
-    SET search_path TO ''
-    AS $$
-begin
-  raise exception 'events of runs are append-only' using errcode = 'OD012';
-end
-$$;
-
-COMMENT ON FUNCTION public.refuse_workflow_event_change() IS 'Events of runs are append-only: an update is refused with OD012.';
-
 CREATE FUNCTION public.register_dispatcher_instance(p_tenant_id uuid, p_gateway text, p_identity jsonb, p_settings jsonb) RETURNS jsonb
     LANGUAGE plpgsql
     SET search_path TO ''
@@ -2826,78 +3862,12 @@ begin
    where instance.gateway_id = excluded.gateway_id and instance.pid = excluded.pid
   returning id into v_id;
   return jsonb_build_object('code', 'ok', 'instance_id', v_id, 'gateway_id', v_gateway.id, 'gateway_slug', v_gateway.slug,
-                            'topic', public.dispatcher_gateway_topic(v_gateway.id), 'broadcast_available', public.broadcast_hints_available(),
-                            'open_wakes', public.open_wakes_of_others(v_id), 'now', now());
+                            'topic', dispatcher.dispatcher_gateway_topic(v_gateway.id), 'broadcast_available', dispatcher.broadcast_hints_available(),
+                            'open_wakes', dispatcher.open_wakes_of_others(v_id), 'now', now());
 end
 $$;
 
 COMMENT ON FUNCTION public.register_dispatcher_instance(p_tenant_id uuid, p_gateway text, p_identity jsonb, p_settings jsonb) IS 'Registers a daemon for a gateway (slug or id) under the id it chose (p_identity.instance_id); a repeat is the same row. Answers {code: ok, instance_id, gateway_id, topic, broadcast_available, open_wakes} or {code: unknown_gateway, known}.';
-
-CREATE FUNCTION public.release_stale_claims(p_tenant_id uuid, p_settings jsonb) RETURNS jsonb
-    LANGUAGE plpgsql
-    SET search_path TO ''
-    AS $$
-declare
-  v_run public.workflow_runs;
-  v_released integer := 0;
-  v_failed integer := 0;
-  v_errors jsonb := '[]';
-begin
-  for v_run in
-    select * from public.workflow_runs
-     where tenant_id = p_tenant_id and status in ('claimed', 'running')
-       and greatest(last_heartbeat_at, claimed_at) < now() - make_interval(secs => (p_settings ->> 'stale_claim_seconds')::double precision)
-     order by last_heartbeat_at limit 500 for update skip locked
-  loop
-    begin
-      perform public.note_workflow_actor('dispatcher', 'no heartbeat');
-      v_run := public.return_workflow_run(v_run, 'no heartbeat');
-      v_released := v_released + (v_run.status = 'queued')::integer;
-      v_failed := v_failed + (v_run.status = 'failed')::integer;
-    exception when query_canceled or lock_not_available or deadlock_detected or serialization_failure then
-      raise;
-    when others then
-      v_errors := v_errors || jsonb_build_object('phase', 'released', 'run_id', v_run.id, 'error', sqlerrm, 'error_code', sqlstate);
-    end;
-  end loop;
-  return jsonb_build_object('released', v_released, 'failed', v_failed, 'errors', v_errors);
-end
-$$;
-
-COMMENT ON FUNCTION public.release_stale_claims(p_tenant_id uuid, p_settings jsonb) IS 'Claims without a heartbeat for too long are lost: the run returns to the queue, the fourth time it fails.';
-
-CREATE FUNCTION public.release_wake_leases(p_wake public.agent_wakes, p_give_back boolean, p_reason text) RETURNS integer
-    LANGUAGE plpgsql
-    SET search_path TO ''
-    AS $$
-declare
-  v_item record;
-  v_count integer := 0;
-begin
-  for v_item in
-    select item.id, item.attempt_count, item.max_attempts from public.agent_inbox_items as item
-     where item.agent_id = p_wake.agent_id and item.status = 'leased'
-       and (item.leased_at >= p_wake.claimed_at
-            or exists (select from public.inbox_item_leases as lease where lease.item_id = item.id and lease.wake_id = p_wake.id and lease.closed_at is null))
-     order by item.created_at for update
-  loop
-    v_count := v_count + 1;
-    update public.inbox_item_leases set closed_at = now(), outcome = case when p_give_back then 'released' else 'lost' end
-     where item_id = v_item.id and closed_at is null;
-    if not p_give_back and v_item.attempt_count >= v_item.max_attempts then
-      perform public.give_up_item(v_item.id, p_reason);
-    else
-      update public.agent_inbox_items
-         set status = 'pending', leased_at = null, leased_until = null, updated_at = now(),
-             attempt_count = greatest(attempt_count - p_give_back::integer, 0)
-       where id = v_item.id;
-    end if;
-  end loop;
-  return v_count;
-end
-$$;
-
-COMMENT ON FUNCTION public.release_wake_leases(p_wake public.agent_wakes, p_give_back boolean, p_reason text) IS 'Releases the leases taken during a wake; gives their attempts back when p_give_back, else an item without attempts left becomes dead_letter with p_reason.';
 
 CREATE FUNCTION public.release_workflow_run(p_tenant_id uuid, p_run_id uuid, p_session text, p_claim_token uuid DEFAULT NULL::uuid) RETURNS jsonb
     LANGUAGE plpgsql
@@ -2905,20 +3875,20 @@ CREATE FUNCTION public.release_workflow_run(p_tenant_id uuid, p_run_id uuid, p_s
     SET lock_timeout TO '8s'
     AS $$
 declare
-  v_run public.workflow_runs := public.lock_workflow_run(p_tenant_id, p_run_id);
-  v_code constant text := public.workflow_claim_state(v_run, p_session, p_claim_token);
+  v_run public.workflow_runs := dispatcher.lock_workflow_run(p_tenant_id, p_run_id);
+  v_code constant text := dispatcher.workflow_claim_state(v_run, p_session, p_claim_token);
 begin
   if v_code <> 'ok' then
     -- A repeat of a release that held: the claim is in the history as released.
     if v_code = 'not_yours' and exists (select from public.workflow_claims where run_id = p_run_id and tenant_id = p_tenant_id and session_id = p_session
                                            and ended_as = 'released' and (p_claim_token is null or claim_token = p_claim_token))
        and v_run.status in ('queued', 'dispatched') then
-      return public.workflow_answer('already', v_run);
+      return dispatcher.workflow_answer('already', v_run);
     end if;
-    return public.refuse_workflow_caller(v_code, v_run, p_tenant_id, p_run_id, p_session, p_claim_token, null);
+    return dispatcher.refuse_workflow_caller(v_code, v_run, p_tenant_id, p_run_id, p_session, p_claim_token, null);
   end if;
-  perform public.note_workflow_actor(v_run.claimed_by, 'released');
-  return public.workflow_answer('ok', public.return_workflow_run(v_run, 'released'));
+  perform dispatcher.note_workflow_actor(v_run.claimed_by, 'released');
+  return dispatcher.workflow_answer('ok', dispatcher.return_workflow_run(v_run, 'released'));
 end
 $$;
 
@@ -2936,33 +3906,6 @@ $$;
 
 COMMENT ON FUNCTION public.remove_workflow_route(p_tenant_id uuid, p_workflow_type text) IS 'Takes a route away; queued runs of the type wait for another one.';
 
-CREATE FUNCTION public.renew_wake_leases(p_instance_id uuid, p_wake_ids uuid[], p_lease_seconds integer) RETURNS integer
-    LANGUAGE plpgsql
-    SET search_path TO ''
-    AS $$
-declare
-  v_count integer;
-begin
-  with renewed as (
-    update public.agent_inbox_items as item
-       set leased_until = now() + make_interval(secs => p_lease_seconds)
-      from public.agent_wakes as wake
-     where wake.id = any (p_wake_ids) and wake.instance_id = p_instance_id and wake.state in ('starting', 'running')
-       and item.id in (select held.id from public.agent_inbox_items as held
-                        where held.agent_id = wake.agent_id and held.status = 'leased' and held.leased_at >= wake.claimed_at
-                          and held.leased_until < now() + make_interval(secs => p_lease_seconds * 0.75) for update skip locked)
-    returning item.id, item.leased_until
-  ), leases as (
-    update public.inbox_item_leases as lease set leased_until = renewed.leased_until
-      from renewed where lease.item_id = renewed.id and lease.closed_at is null
-  )
-  select count(*) into v_count from renewed;
-  return v_count;
-end
-$$;
-
-COMMENT ON FUNCTION public.renew_wake_leases(p_instance_id uuid, p_wake_ids uuid[], p_lease_seconds integer) IS 'Prolongs the leases taken during the given live wakes of this instance, so that a lease never ends before the work. Answers how many.';
-
 CREATE FUNCTION public.report_wakes(p_instance_id uuid, p_reports jsonb, p_claim_limit integer, p_request uuid) RETURNS jsonb
     LANGUAGE plpgsql
     SET search_path TO ''
@@ -2979,10 +3922,10 @@ begin
   for v_report in select value from jsonb_array_elements(p_reports) loop
     begin
       if v_report ->> 'report' = 'started' then
-        v_answer := public.start_wake((v_report ->> 'wake_id')::uuid, (v_report ->> 'claim_token')::uuid, v_report ->> 'host_id',
+        v_answer := dispatcher.start_wake((v_report ->> 'wake_id')::uuid, (v_report ->> 'claim_token')::uuid, v_report ->> 'host_id',
                                       (v_report ->> 'pid')::integer, (v_report ->> 'pid_started_at')::double precision);
       else
-        v_answer := public.end_wake((v_report ->> 'wake_id')::uuid, (v_report ->> 'claim_token')::uuid, v_report ->> 'ending',
+        v_answer := dispatcher.end_wake((v_report ->> 'wake_id')::uuid, (v_report ->> 'claim_token')::uuid, v_report ->> 'ending',
                                     (v_report ->> 'exit_code')::integer, v_report ->> 'error');
       end if;
     exception when query_canceled or deadlock_detected or serialization_failure then
@@ -2992,7 +3935,7 @@ begin
     end;
     v_answers := v_answers || (v_answer || jsonb_build_object('report', v_report ->> 'report'));
   end loop;
-  return jsonb_build_object('results', v_answers, 'claims', public.claim_waiting_wakes(p_instance_id, p_claim_limit, p_request));
+  return jsonb_build_object('results', v_answers, 'claims', dispatcher.claim_waiting_wakes(p_instance_id, p_claim_limit, p_request));
 end
 $$;
 
@@ -3004,13 +3947,13 @@ CREATE FUNCTION public.report_workflow_usage(p_tenant_id uuid, p_run_id uuid, p_
     SET lock_timeout TO '8s'
     AS $$
 declare
-  v_run public.workflow_runs := public.lock_workflow_run(p_tenant_id, p_run_id);
-  v_code constant text := public.workflow_claim_state(v_run, p_session, p_claim_token);
+  v_run public.workflow_runs := dispatcher.lock_workflow_run(p_tenant_id, p_run_id);
+  v_code constant text := dispatcher.workflow_claim_state(v_run, p_session, p_claim_token);
 begin
   if v_code not in ('ok', 'held') then
-    return public.refuse_workflow_caller(v_code, v_run, p_tenant_id, p_run_id, p_session, p_claim_token, p_usage);
+    return dispatcher.refuse_workflow_caller(v_code, v_run, p_tenant_id, p_run_id, p_session, p_claim_token, p_usage);
   end if;
-  return public.workflow_answer('ok', public.book_workflow_usage(v_run, p_usage)) || jsonb_build_object('usage_booked', true);
+  return dispatcher.workflow_answer('ok', dispatcher.book_workflow_usage(v_run, p_usage)) || jsonb_build_object('usage_booked', true);
 end
 $$;
 
@@ -3037,8 +3980,8 @@ begin
     return jsonb_build_object('code', 'unknown_agent', 'known',
       coalesce((select jsonb_agg(slug order by slug) from public.agents where tenant_id = p_tenant_id and gateway_id = v_gateway_id), '[]'));
   end if;
-  v_settings := coalesce(public.gateway_settings(v_gateway_id), p_settings);
-  select * into v_gates from public.wake_gates(v_agent.id, v_settings, p_dry_run);
+  v_settings := coalesce(dispatcher.gateway_settings(v_gateway_id), p_settings);
+  select * into v_gates from dispatcher.wake_gates(v_agent.id, v_settings, p_dry_run);
   select count(*) into v_live from public.agent_wakes where gateway_id = v_gateway_id and state in ('starting', 'running');
   if v_live >= (v_settings ->> 'max_concurrent_wakes')::integer then
     v_gates.blocked := v_gates.blocked || 'concurrency_limit'::text;
@@ -3048,12 +3991,12 @@ begin
     values (v_agent.id, p_tenant_id, now(), 'command', now())
     on conflict (agent_id) do update set waitlisted_at = coalesce(state.waitlisted_at, now()), waitlist_path = coalesce(state.waitlist_path, 'command'),
       waiting_since = coalesce(state.waiting_since, now()), updated_at = now();
-    perform public.send_gateway_hint(v_gateway_id, 'agent', jsonb_build_object('agent_id', v_agent.id));
+    perform dispatcher.send_gateway_hint(v_gateway_id, 'agent', jsonb_build_object('agent_id', v_agent.id));
   end if;
   return jsonb_build_object('code', 'ok', 'agent', v_agent.slug, 'agent_id', v_agent.id, 'blocked', to_jsonb(v_gates.blocked),
                             'retry_in', extract(epoch from v_gates.retry_at - now()), 'requested', not p_dry_run and v_gates.blocked <@ array['concurrency_limit'],
                             'daemons', (select count(*) from public.dispatcher_instances as instance where gateway_id = v_gateway_id and state = 'running'
-                                          and not public.is_instance_silent(instance)), 'now', clock_timestamp());
+                                          and not dispatcher.is_instance_silent(instance)), 'now', clock_timestamp());
 end
 $$;
 
@@ -3097,37 +4040,13 @@ $$;
 
 COMMENT ON FUNCTION public.requeue_inbox_items(p_tenant_id uuid, p_gateway text, p_agent text, p_item_ids uuid[]) IS 'Brings items back to pending and clears their agents'' stall: the given failed or dead_letter ids, or all that a stall set aside, of one agent also what a chain limit did. Spent attempts start anew.';
 
-CREATE FUNCTION public.reserve_in_budgets(p_budgets jsonb, p_agent_id text, p_department_id text, p_workflow_type text, p_usd numeric, p_tokens numeric) RETURNS jsonb
-    LANGUAGE sql IMMUTABLE
-    SET search_path TO ''
-    AS $$
-  select coalesce(jsonb_agg(case when public.is_in_budget_scope(b.value ->> 'scope', b.value ->> 'scope_id', p_agent_id, p_department_id, p_workflow_type)
-           then b.value || jsonb_build_object('reserved_usd', (b.value ->> 'reserved_usd')::numeric + p_usd,
-                                              'reserved_tokens', (b.value ->> 'reserved_tokens')::numeric + p_tokens)
-           else b.value end order by b.ordinality), '[]')
-    from jsonb_array_elements(p_budgets) with ordinality as b
-$$;
-
-COMMENT ON FUNCTION public.reserve_in_budgets(p_budgets jsonb, p_agent_id text, p_department_id text, p_workflow_type text, p_usd numeric, p_tokens numeric) IS 'The evaluated budgets after one more run was dispatched (or taken back: negative amounts).';
-
-CREATE FUNCTION public.reset_wake_failures(p_agent_id uuid) RETURNS void
-    LANGUAGE sql
-    SET search_path TO ''
-    AS $$
-  update public.agent_wake_state
-     set consecutive_failures = 0, stalled_at = null, updated_at = now()
-   where agent_id = p_agent_id and (consecutive_failures > 0 or stalled_at is not null)
-$$;
-
-COMMENT ON FUNCTION public.reset_wake_failures(p_agent_id uuid) IS 'New context for an agent: its failures in a row and its stall are forgotten; the base cooldown stays.';
-
 CREATE FUNCTION public.respawn_workflow_run(p_instance_id uuid, p_run_id uuid, p_claim_token uuid, p_settings jsonb, p_request uuid) RETURNS jsonb
     LANGUAGE plpgsql
     SET search_path TO ''
     SET lock_timeout TO '8s'
     AS $$
 declare
-  v_instance constant public.dispatcher_instances := public.running_instance(p_instance_id);
+  v_instance constant public.dispatcher_instances := dispatcher.running_instance(p_instance_id);
   v_run public.workflow_runs;
   v_agent record;
   v_gates record;
@@ -3141,12 +4060,12 @@ begin
   select * into v_wake from public.agent_wakes where claim_request = p_request and state in ('starting', 'running') limit 1;
   if v_wake.id is not null then
     select * into v_run from public.workflow_runs where id = v_wake.workflow_run_id;
-    return public.wake_grant(v_wake) || jsonb_build_object('run', public.workflow_run_json(v_run), 'timeout_seconds',
+    return dispatcher.wake_grant(v_wake) || jsonb_build_object('run', dispatcher.workflow_run_json(v_run), 'timeout_seconds',
                                                            extract(epoch from v_wake.deadline_at - now()) - 15);
   end if;
-  v_run := public.lock_workflow_run(v_instance.tenant_id, p_run_id);
+  v_run := dispatcher.lock_workflow_run(v_instance.tenant_id, p_run_id);
   if v_run.id is null or v_run.status <> 'running' or v_run.claim_token is distinct from p_claim_token
-     or v_run.last_heartbeat_at >= now() - make_interval(secs => public.orphan_after_seconds(p_settings)) then
+     or v_run.last_heartbeat_at >= now() - make_interval(secs => dispatcher.orphan_after_seconds(p_settings)) then
     return jsonb_build_object('granted', false, 'skip_reason', 'not_an_orphan', 'run_id', p_run_id);
   end if;
   if exists (select from public.workflow_respawns where run_id = v_run.id and attempt = v_run.dispatch_attempts) then
@@ -3163,7 +4082,7 @@ begin
   perform from public.dispatcher_gateways where gateway_id = v_instance.gateway_id for update;
   insert into public.agent_wake_state (agent_id, tenant_id) values (v_agent.id, v_agent.tenant_id) on conflict do nothing;
   perform from public.agent_wake_state where agent_id = v_agent.id for update;
-  select * into v_gates from public.wake_gates(v_agent.id, v_instance.settings, true);
+  select * into v_gates from dispatcher.wake_gates(v_agent.id, v_instance.settings, true);
   select reason into v_blocked from unnest(v_gates.blocked) as reason
    where reason in ('stalled', 'wake_in_flight', 'agent_paused', 'active_lease', 'budget_exceeded', 'daily_limit') limit 1;
   if v_blocked is null and (select count(*) from public.agent_wakes where gateway_id = v_instance.gateway_id and state in ('starting', 'running'))
@@ -3172,11 +4091,11 @@ begin
   end if;
   begin
     -- What the lost session cost stays spent, reported or not: the new one needs room of its own.
-    v_estimates := public.workflow_estimates(v_instance.tenant_id, (public.workflow_settings(p_settings) ->> 'workflow_cost_estimate_usd')::numeric);
-    v_usd := public.workflow_estimate(v_estimates, v_run.workflow_type, 'usd');
-    v_tokens := public.workflow_estimate(v_estimates, v_run.workflow_type, 'tokens');
-    select gate.verdict into v_verdict from public.budget_verdict(
-      public.evaluate_budgets(v_instance.tenant_id, v_estimates), v_agent.slug, v_agent.department_id, v_run.workflow_type, v_usd, v_tokens) as gate;
+    v_estimates := dispatcher.workflow_estimates(v_instance.tenant_id, (dispatcher.workflow_settings(p_settings) ->> 'workflow_cost_estimate_usd')::numeric);
+    v_usd := dispatcher.workflow_estimate(v_estimates, v_run.workflow_type, 'usd');
+    v_tokens := dispatcher.workflow_estimate(v_estimates, v_run.workflow_type, 'tokens');
+    select gate.verdict into v_verdict from dispatcher.budget_verdict(
+      dispatcher.evaluate_budgets(v_instance.tenant_id, v_estimates), v_agent.slug, v_agent.department_id, v_run.workflow_type, v_usd, v_tokens) as gate;
   exception when query_canceled or lock_not_available or deadlock_detected or serialization_failure then
     raise;
   when others then
@@ -3194,8 +4113,8 @@ begin
   update public.agent_wake_state set last_wake_id = v_wake.id, last_claimed_at = v_wake.claimed_at, updated_at = now() where agent_id = v_agent.id;
   insert into public.workflow_respawns (run_id, attempt, tenant_id, wake_id, session_id, previous_session_id)
   values (v_run.id, v_run.dispatch_attempts, v_run.tenant_id, v_wake.id, 'respawn-' || v_wake.id, v_run.session_id);
-  perform public.end_workflow_claim(v_run, 'orphaned');
-  perform public.settle_workflow_claim(v_run, 'orphaned');
+  perform dispatcher.end_workflow_claim(v_run, 'orphaned');
+  perform dispatcher.settle_workflow_claim(v_run, 'orphaned');
   -- A new owner with a new fence and a new account: the session that was lost can change nothing any more, should it come back.
   update public.workflow_runs
      set session_id = 'respawn-' || v_wake.id, claim_token = gen_random_uuid(), last_heartbeat_at = now(), wake_id = v_wake.id, reserved_usd = v_usd,
@@ -3203,80 +4122,12 @@ begin
    where id = v_run.id returning * into v_run;
   insert into public.workflow_claims (claim_token, tenant_id, run_id, workflow_type, agent_id, session_id, attempt)
   values (v_run.claim_token, v_run.tenant_id, v_run.id, v_run.workflow_type, v_run.owner_agent_id, v_run.session_id, v_run.dispatch_attempts);
-  return public.wake_grant(v_wake) || jsonb_build_object('run', public.workflow_run_json(v_run), 'timeout_seconds',
+  return dispatcher.wake_grant(v_wake) || jsonb_build_object('run', dispatcher.workflow_run_json(v_run), 'timeout_seconds',
                                                          extract(epoch from v_wake.deadline_at - now()) - 15);
 end
 $$;
 
 COMMENT ON FUNCTION public.respawn_workflow_run(p_instance_id uuid, p_run_id uuid, p_claim_token uuid, p_settings jsonb, p_request uuid) IS 'Grants the one new process an orphan may have in this attempt, as a wake of its agent (path workflow) under the same cap, in-flight rule and budgets; the run gets a new session and fence. Else the reason: not_an_orphan, already_respawned, not_local, or a gate.';
-
-CREATE FUNCTION public.retry_stale_dispatches(p_tenant_id uuid, p_settings jsonb, p_estimates jsonb, p_budgets jsonb) RETURNS jsonb
-    LANGUAGE plpgsql
-    SET search_path TO ''
-    AS $$
-declare
-  v_max constant integer := (p_settings ->> 'max_dispatch_retries')::integer;
-  v_run record;
-  v_usd numeric;
-  v_tokens numeric;
-  v_without jsonb;
-  v_verdict text;
-  v_retried integer := 0;
-  v_failed integer := 0;
-  v_held integer := 0;
-  v_errors jsonb := '[]';
-begin
-  for v_run in
-    select run.id, run.workflow_type, run.dispatch_attempts, run.release_count, run.owner_agent_id, run.reserved_usd, run.reserved_tokens, run.accounted_at,
-           coalesce(run.pinned_agent_id, route.agent_id) as agent_id, coalesce(route.max_concurrent, 1) as max_concurrent,
-           owner.department_id as owner_department_id, profile.department_id
-      from public.workflow_runs as run
-      left join public.workflow_agent_routing as route on route.tenant_id = run.tenant_id and route.workflow_type = run.workflow_type
-      left join public.agent_profiles as profile on profile.tenant_id = run.tenant_id and profile.agent_id = coalesce(run.pinned_agent_id, route.agent_id)
-      left join public.agent_profiles as owner on owner.tenant_id = run.tenant_id and owner.agent_id = run.owner_agent_id
-     where run.tenant_id = p_tenant_id and run.status = 'dispatched'
-       and run.dispatched_at < now() - make_interval(secs => (p_settings ->> 'stale_dispatch_seconds')::double precision)
-     order by run.dispatched_at limit 500
-     for update of run skip locked
-  loop
-    begin
-      if v_run.dispatch_attempts - v_run.release_count > v_max then
-        perform public.note_workflow_actor('dispatcher', 'nobody claimed it');
-        update public.workflow_runs
-           set status = 'failed', finished_at = now(), last_error_at = now(), last_error = format('Dispatch retries exhausted after %s attempts', v_run.dispatch_attempts)
-         where id = v_run.id;
-        update public.workflow_notifications set state = 'obsolete' where run_id = v_run.id and state = 'pending';
-        v_failed := v_failed + 1;
-        continue;
-      end if;
-      v_usd := public.workflow_estimate(p_estimates, v_run.workflow_type, 'usd');
-      v_tokens := public.workflow_estimate(p_estimates, v_run.workflow_type, 'tokens');
-      v_without := public.reserve_in_budgets(p_budgets, v_run.owner_agent_id, v_run.owner_department_id, v_run.workflow_type,
-                                             -coalesce(v_run.reserved_usd, v_usd), -coalesce(v_run.reserved_tokens, v_tokens));
-      select gate.verdict into v_verdict from public.budget_verdict(v_without, v_run.agent_id, v_run.department_id, v_run.workflow_type, v_usd, v_tokens) as gate;
-      if v_verdict = 'ok' and v_run.agent_id is not null and v_run.max_concurrent > 0 then
-        perform public.note_workflow_actor('dispatcher', 'nobody claimed it in time');
-        update public.workflow_notifications set state = 'obsolete' where run_id = v_run.id and state = 'pending';
-        perform public.dispatch_workflow_run(v_run.id, v_run.agent_id, v_usd, v_tokens);
-        p_budgets := public.reserve_in_budgets(v_without, v_run.agent_id, v_run.department_id, v_run.workflow_type, v_usd, v_tokens);
-        v_retried := v_retried + 1;
-      else
-        perform public.note_workflow_actor('dispatcher', case when v_verdict <> 'ok' then 'held by a budget' else 'its route is gone' end);
-        update public.workflow_runs set status = 'queued', dispatched_at = null, reserved_usd = null, reserved_tokens = null where id = v_run.id;
-        p_budgets := v_without;
-        v_held := v_held + (v_verdict <> 'ok')::integer;
-      end if;
-    exception when query_canceled or lock_not_available or deadlock_detected or serialization_failure then
-      raise;
-    when others then
-      v_errors := v_errors || jsonb_build_object('phase', 'retried', 'run_id', v_run.id, 'error', sqlerrm, 'error_code', sqlstate);
-    end;
-  end loop;
-  return jsonb_build_object('retried', v_retried, 'failed', v_failed, 'held', v_held, 'budgets', p_budgets, 'errors', v_errors);
-end
-$$;
-
-COMMENT ON FUNCTION public.retry_stale_dispatches(p_tenant_id uuid, p_settings jsonb, p_estimates jsonb, p_budgets jsonb) IS 'Runs nobody claimed in time: out of retries they fail, whatever a budget says; else a fresh attempt through the same gate, or back to the queue where the gate holds it, with no attempt spent.';
 
 CREATE FUNCTION public.retry_workflow_run(p_tenant_id uuid, p_run_id uuid, p_actor text, p_reason text DEFAULT NULL::text) RETURNS jsonb
     LANGUAGE plpgsql
@@ -3284,17 +4135,17 @@ CREATE FUNCTION public.retry_workflow_run(p_tenant_id uuid, p_run_id uuid, p_act
     SET lock_timeout TO '8s'
     AS $$
 declare
-  v_before public.workflow_runs := public.lock_workflow_run(p_tenant_id, p_run_id);
+  v_before public.workflow_runs := dispatcher.lock_workflow_run(p_tenant_id, p_run_id);
   v_run public.workflow_runs;
 begin
   if v_before.id is null then
     return jsonb_build_object('applied', false, 'code', 'not_found', 'run_id', p_run_id);
   elsif v_before.status not in ('failed', 'timed_out') then
-    return public.workflow_answer('not_failed', v_before);
+    return dispatcher.workflow_answer('not_failed', v_before);
   end if;
   -- What the failed try cost stays spent.
-  perform public.settle_workflow_claim(v_before, v_before.status);
-  perform public.note_workflow_actor(p_actor, coalesce(p_reason, 'override_failure'));
+  perform dispatcher.settle_workflow_claim(v_before, v_before.status);
+  perform dispatcher.note_workflow_actor(p_actor, coalesce(p_reason, 'override_failure'));
   perform set_config('dispatcher.override_run', p_run_id::text, true);
   update public.workflow_runs
      set status = 'queued', dispatch_attempts = 0, release_count = 0, queued_at = now(), dispatched_at = null, claimed_at = null, claimed_by = null, started_at = null,
@@ -3304,58 +4155,14 @@ begin
   perform set_config('dispatcher.override_run', '', true);
   delete from public.workflow_respawns where run_id = p_run_id;
   delete from public.workflow_notifications where run_id = p_run_id;
-  perform public.audit_workflow_action(p_tenant_id, p_actor, 'override_failure', 'intervention', 'warning', 'run:' || p_run_id,
+  perform dispatcher.audit_workflow_action(p_tenant_id, p_actor, 'override_failure', 'intervention', 'warning', 'run:' || p_run_id,
                                        jsonb_build_object('status', v_before.status, 'last_error', v_before.last_error),
                                        jsonb_build_object('status', v_run.status, 'reason', p_reason));
-  return public.workflow_answer('ok', v_run);
+  return dispatcher.workflow_answer('ok', v_run);
 end
 $$;
 
 COMMENT ON FUNCTION public.retry_workflow_run(p_tenant_id uuid, p_run_id uuid, p_actor text, p_reason text) IS 'override_failure: a failed or timed out run starts anew, with all its attempts; audited. The only way out of a final state.';
-
-CREATE FUNCTION public.return_workflow_run(p_run public.workflow_runs, p_how text) RETURNS public.workflow_runs
-    LANGUAGE plpgsql
-    SET search_path TO ''
-    AS $$
-begin
-  perform public.end_workflow_claim(p_run, p_how);
-  if p_run.release_count >= 3 then
-    -- The last claim's cost stays with the run: it is its end.
-    perform public.note_workflow_actor(current_setting('dispatcher.actor', true), 'released too often');
-    update public.workflow_runs
-       set status = 'failed', finished_at = now(), wake_id = null, last_error_at = now(),
-           last_error = format('Claim lost after %s releases (%s)', p_run.release_count, p_how)
-     where id = p_run.id returning * into p_run;
-  else
-    perform public.settle_workflow_claim(p_run, p_how);
-    update public.workflow_runs
-       set status = 'queued', release_count = release_count + 1, dispatched_at = null, claimed_at = null, claimed_by = null, started_at = null,
-           deadline_at = null, last_heartbeat_at = null, claim_token = null, session_id = null, wake_id = null, reserved_usd = null, reserved_tokens = null,
-           cost_estimate = null, input_tokens = null, output_tokens = null, cached_tokens = null, reported_at = null, accounted_at = null
-     where id = p_run.id returning * into p_run;
-  end if;
-  return p_run;
-end
-$$;
-
-COMMENT ON FUNCTION public.return_workflow_run(p_run public.workflow_runs, p_how text) IS 'Gives a claim back: the run returns to the queue with its reservation freed, at most 3 times, then it fails. The caller has locked it.';
-
-CREATE FUNCTION public.running_instance(p_instance_id uuid) RETURNS public.dispatcher_instances
-    LANGUAGE plpgsql STABLE
-    SET search_path TO ''
-    AS $$
-declare
-  v_instance public.dispatcher_instances;
-begin
-  select * into v_instance from public.dispatcher_instances where id = p_instance_id;
-  if v_instance.id is null then
-    raise exception 'no dispatcher instance %', p_instance_id using errcode = 'OD001', hint = 'Register the instance again.';
-  end if;
-  return v_instance;
-end
-$$;
-
-COMMENT ON FUNCTION public.running_instance(p_instance_id uuid) IS 'The row of an instance; raises OD001 when it is not registered.';
 
 CREATE FUNCTION public.seed_workflow_routes(p_tenant_id uuid) RETURNS jsonb
     LANGUAGE sql
@@ -3374,22 +4181,6 @@ CREATE FUNCTION public.seed_workflow_routes(p_tenant_id uuid) RETURNS jsonb
 $$;
 
 COMMENT ON FUNCTION public.seed_workflow_routes(p_tenant_id uuid) IS 'The reference routes, where a type has none yet.';
-
-CREATE FUNCTION public.send_gateway_hint(p_gateway_id uuid, p_event text, p_payload jsonb) RETURNS void
-    LANGUAGE plpgsql SECURITY DEFINER
-    SET search_path TO ''
-    AS $_$
-begin
-  if p_gateway_id is not null and to_regprocedure('realtime.send(jsonb,text,text,boolean)') is not null then
-    execute 'select realtime.send($1, $2, $3, true)' using p_payload, p_event, public.dispatcher_gateway_topic(p_gateway_id);
-  end if;
-exception when others then
-  -- A hint is worth less than the row it speaks of; the sweep finds the row.
-  null;
-end
-$_$;
-
-COMMENT ON FUNCTION public.send_gateway_hint(p_gateway_id uuid, p_event text, p_payload jsonb) IS 'Broadcasts a hint to the private topic of a gateway once the transaction commits. Never fails; without realtime.send it does nothing.';
 
 CREATE FUNCTION public.set_budget(p_tenant_id uuid, p_name text, p_scope text, p_scope_id text, p_period text, p_cap_usd numeric, p_cap_tokens bigint, p_action text, p_timezone text DEFAULT 'UTC'::text, p_fail_closed boolean DEFAULT false, p_budget_id uuid DEFAULT NULL::uuid) RETURNS jsonb
     LANGUAGE plpgsql
@@ -3473,56 +4264,12 @@ $$;
 
 COMMENT ON FUNCTION public.set_workflow_route(p_tenant_id uuid, p_workflow_type text, p_agent text, p_priority integer, p_max_concurrent integer, p_timeout_minutes integer) IS 'Routes a workflow type to an agent; what is not given keeps its value (else 0, 1 and 60). max_concurrent 0 disables it.';
 
-CREATE FUNCTION public.settle_stalled_agents(p_instance public.dispatcher_instances) RETURNS integer
-    LANGUAGE plpgsql
-    SET search_path TO ''
-    AS $$
-declare
-  v_agent_id uuid;
-  v_count integer := 0;
-begin
-  for v_agent_id in
-    select state.agent_id from public.agent_wake_state as state join public.agents as agent on agent.id = state.agent_id
-     where agent.gateway_id = p_instance.gateway_id and agent.tenant_id = p_instance.tenant_id
-       and state.consecutive_failures >= (p_instance.settings ->> 'max_consecutive_failures')::integer
-       and (state.stalled_at is null
-            or exists (select from public.agent_inbox_items as item
-                       where item.agent_id = state.agent_id and item.status = 'pending' and item.attempt_count < item.max_attempts))
-     order by state.agent_id limit 100 for update of state skip locked
-  loop
-    v_count := v_count + public.mark_agent_stalled(v_agent_id);
-  end loop;
-  return v_count;
-end
-$$;
-
-COMMENT ON FUNCTION public.settle_stalled_agents(p_instance public.dispatcher_instances) IS 'Sets the pending items of stalled agents aside and notifies once per stall.';
-
-CREATE FUNCTION public.settle_workflow_claim(p_run public.workflow_runs, p_as text) RETURNS void
-    LANGUAGE sql
-    SET search_path TO ''
-    AS $$
-  -- Whoever gave a sign of life has worked: what it did not report counts as what was reserved for it, never as nothing.
-  insert into public.workflow_claims as claim (
-    claim_token, tenant_id, run_id, workflow_type, agent_id, session_id, attempt, claimed_at, ended_at, ended_as, cost_usd, tokens, accounted_at)
-  select coalesce(p_run.claim_token, gen_random_uuid()), p_run.tenant_id, p_run.id, p_run.workflow_type, p_run.owner_agent_id, coalesce(p_run.session_id, 'unknown'),
-         p_run.dispatch_attempts, coalesce(p_run.claimed_at, now()), now(), p_as,
-         case when p_run.cost_estimate >= 0 and p_run.cost_estimate <> 'NaN' then p_run.cost_estimate else p_run.reserved_usd end,
-         coalesce(case when least(p_run.input_tokens, p_run.output_tokens) >= 0 then coalesce(p_run.input_tokens, 0) + coalesce(p_run.output_tokens, 0) end,
-                  p_run.reserved_tokens),
-         coalesce(p_run.accounted_at, now())
-   where p_run.accounted_at is not null or p_run.started_at is not null
-  on conflict (claim_token) do update set cost_usd = excluded.cost_usd, tokens = excluded.tokens, accounted_at = excluded.accounted_at
-$$;
-
-COMMENT ON FUNCTION public.settle_workflow_claim(p_run public.workflow_runs, p_as text) IS 'Moves what the present claim of a run has cost from the run to the claim, where the budgets find it once the run starts a new account. A claim without a report or a heartbeat cost nothing. The caller empties the run.';
-
 CREATE FUNCTION public.show_workflow_run(p_tenant_id uuid, p_run_id uuid) RETURNS jsonb
     LANGUAGE sql STABLE
     SET search_path TO ''
     AS $$
   select case when run.id is null then jsonb_build_object('code', 'not_found', 'run_id', p_run_id) else
-    jsonb_build_object('code', 'ok', 'run', public.workflow_run_json(run),
+    jsonb_build_object('code', 'ok', 'run', dispatcher.workflow_run_json(run),
       'events', (select coalesce(jsonb_agg(jsonb_build_object('at', event.at, 'from', event.from_status, 'to', event.to_status, 'attempt', event.attempt,
                    'actor', event.actor, 'reason', event.reason) order by event.id), '[]') from public.workflow_run_events as event where event.run_id = p_run_id),
       'claims', (select coalesce(jsonb_agg(to_jsonb(claim) - array['claim_token', 'tenant_id', 'run_id', 'workflow_type'] order by claim.claimed_at), '[]')
@@ -3536,75 +4283,6 @@ $$;
 
 COMMENT ON FUNCTION public.show_workflow_run(p_tenant_id uuid, p_run_id uuid) IS 'One run whole: record, events, claims, notifications, approvals.';
 
-CREATE FUNCTION public.spend_attempt_of_lost_wake(p_wake public.agent_wakes) RETURNS void
-    LANGUAGE plpgsql
-    SET search_path TO ''
-    AS $$
-declare
-  v_item record;
-  v_agent record;
-begin
-  -- A daemon that dies again and again over one item must end too: a lost wake during which nothing was leased costs its first item an attempt.
-  if exists (select from public.inbox_item_leases where wake_id = p_wake.id) then
-    return;
-  end if;
-  update public.agent_inbox_items set attempt_count = attempt_count + 1, updated_at = now()
-   where id = p_wake.item_ids[1] and status in ('pending', 'failed') and attempt_count < max_attempts
-  returning id, attempt_count, max_attempts into v_item;
-  if v_item.attempt_count >= v_item.max_attempts then
-    perform public.give_up_item(v_item.id, 'worker lost');
-    select slug, tenant_id into v_agent from public.agents where id = p_wake.agent_id;
-    insert into public.notifications (tenant_id, type, title, body, entity_type, entity_id, actor_type, actor_agent_id, meta)
-    values (v_agent.tenant_id, 'worker_lost', format('An item of agent %s was given up', v_agent.slug),
-            format('%s daemon(s) were lost before its run could be seen to begin or end. `dispatcher inbox requeue %s` brings it back.',
-                   v_item.attempt_count, v_item.id),
-            'agent', p_wake.agent_id, 'system', p_wake.agent_id, jsonb_build_object('item_id', v_item.id, 'attempts', v_item.attempt_count));
-  end if;
-end
-$$;
-
-COMMENT ON FUNCTION public.spend_attempt_of_lost_wake(p_wake public.agent_wakes) IS 'A poison item ends at max_attempts also when it is the daemon that dies of it; a notification says so, for a daemon may die of something else.';
-
-CREATE FUNCTION public.start_wake(p_wake_id uuid, p_claim_token uuid, p_host_id text, p_pid integer, p_pid_started_at double precision) RETURNS jsonb
-    LANGUAGE plpgsql
-    SET search_path TO ''
-    AS $$
-declare
-  v_wake public.agent_wakes;
-begin
-  update public.agent_wakes
-     set state = 'running', host_id = p_host_id, pid = p_pid, pid_started_at = p_pid_started_at, started_at = now()
-   where id = p_wake_id and claim_token = p_claim_token and state = 'starting'
-  returning * into v_wake;
-  if v_wake.id is null then
-    select * into v_wake from public.agent_wakes where id = p_wake_id;
-    return jsonb_build_object('wake_id', p_wake_id, 'applied', v_wake.state = 'running' and v_wake.claim_token = p_claim_token and v_wake.pid = p_pid,
-                              'code', case when v_wake.claim_token = p_claim_token and v_wake.pid = p_pid then 'already' else 'fence_lost' end);
-  end if;
-  update public.agent_inbox_items set last_wake_success_at = now()
-   where id in (select item.id from public.agent_inbox_items as item where item.id = any (v_wake.item_ids) for update skip locked);
-  return jsonb_build_object('wake_id', p_wake_id, 'applied', true, 'code', 'ok');
-end
-$$;
-
-COMMENT ON FUNCTION public.start_wake(p_wake_id uuid, p_claim_token uuid, p_host_id text, p_pid integer, p_pid_started_at double precision) IS 'The process of a claimed wake started: keeps its pid, start time and host, and stamps last_wake_success_at. Needs the claim token.';
-
-CREATE FUNCTION public.start_workflow_run(p_run public.workflow_runs) RETURNS public.workflow_runs
-    LANGUAGE plpgsql
-    SET search_path TO ''
-    AS $$
-begin
-  update public.workflow_runs
-     set status = case status when 'claimed' then 'running' else status end, last_heartbeat_at = now(),
-         started_at = case status when 'claimed' then now() else started_at end
-   where id = p_run.id returning * into p_run;
-  perform public.note_wake_progress(p_run);
-  return p_run;
-end
-$$;
-
-COMMENT ON FUNCTION public.start_workflow_run(p_run public.workflow_runs) IS 'A sign of life of a held run: claimed becomes running.';
-
 CREATE FUNCTION public.stop_dispatcher_instance(p_instance_id uuid) RETURNS void
     LANGUAGE sql
     SET search_path TO ''
@@ -3615,110 +4293,13 @@ $$;
 
 COMMENT ON FUNCTION public.stop_dispatcher_instance(p_instance_id uuid) IS 'A daemon ended in good order.';
 
-CREATE FUNCTION public.stop_runs_of_budget(p_tenant_id uuid, p_budget jsonb) RETURNS uuid[]
-    LANGUAGE plpgsql
-    SET search_path TO ''
-    AS $$
-declare
-  v_run public.workflow_runs;
-  v_stopped uuid[] := '{}';
-  v_error constant text := format('Budget hard stop: %s (%s)', p_budget ->> 'name', p_budget ->> 'period_key');
-begin
-  perform public.note_workflow_actor('dispatcher', v_error);
-  for v_run in
-    select run.* from public.workflow_runs as run
-      left join public.workflow_agent_routing as route on route.tenant_id = run.tenant_id and route.workflow_type = run.workflow_type
-      left join public.agent_profiles as profile on profile.tenant_id = run.tenant_id
-        and profile.agent_id = case run.status when 'queued' then coalesce(run.pinned_agent_id, route.agent_id) else run.owner_agent_id end
-     where run.tenant_id = p_tenant_id and run.status in ('queued', 'dispatched', 'claimed', 'running')
-       -- What is kept back for later belongs to the budget of its day.
-       and (run.status <> 'queued' or run.next_attempt_at is null or run.next_attempt_at <= now())
-       and public.is_in_budget_scope(p_budget ->> 'scope', p_budget ->> 'scope_id',
-             case run.status when 'queued' then coalesce(run.pinned_agent_id, route.agent_id) else run.owner_agent_id end, profile.department_id, run.workflow_type)
-     order by run.created_at, run.id
-     for update of run skip locked
-  loop
-    begin
-      perform public.stop_workflow_run(v_run, v_error);
-      v_stopped := v_stopped || v_run.id;
-    exception when query_canceled or lock_not_available or deadlock_detected or serialization_failure then
-      raise;
-    when others then
-      raise warning 'run % could not be stopped: %', v_run.id, sqlerrm;
-    end;
-  end loop;
-  return v_stopped;
-end
-$$;
-
-COMMENT ON FUNCTION public.stop_runs_of_budget(p_tenant_id uuid, p_budget jsonb) IS 'Cancels every run in the scope of a spent hard stop that is queued and due, dispatched, claimed or running, all at once; answers their ids.';
-
-CREATE FUNCTION public.stop_wake_chains(p_instance public.dispatcher_instances) RETURNS integer
-    LANGUAGE plpgsql
-    SET search_path TO ''
-    AS $$
-declare
-  v_limit constant integer := public.wake_chain_limit(p_instance.settings);
-  v_chain record;
-  v_count integer := 0;
-begin
-  for v_chain in
-    -- From the few deep origins to their items, and not the other way: no statistics may turn this into a look at every item.
-    with deep as materialized (
-      select origin.item_id, origin.chain_depth from public.inbox_item_origins as origin
-       where origin.tenant_id = p_instance.tenant_id and origin.chain_depth >= v_limit)
-    select agent.id, agent.slug, agent.tenant_id, array_agg(item.id) as item_ids, max(deep.chain_depth) as depth
-      from deep
-      join public.agent_inbox_items as item on item.id = deep.item_id and item.status in ('pending', 'failed') and item.attempt_count < item.max_attempts
-      join public.agents as agent on agent.id = item.agent_id and agent.tenant_id = item.tenant_id
-     where agent.gateway_id = p_instance.gateway_id and agent.tenant_id = p_instance.tenant_id
-     group by agent.id, agent.slug, agent.tenant_id
-  loop
-    update public.agent_inbox_items
-       set status = 'dead_letter', failed_at = now(), updated_at = now(),
-           context = public.merge_inbox_context(context, jsonb_build_object('last_failure_reason', format('wake chain limit (%s) reached', v_limit)))
-     where id in (select item.id from public.agent_inbox_items as item where item.id = any (v_chain.item_ids[1:1000]) for update skip locked);
-    v_count := v_count + cardinality(v_chain.item_ids[1:1000]);
-    -- One alert per agent and hour: a ring that goes on posting must not flood the operator either.
-    insert into public.agent_wake_state (agent_id, tenant_id) values (v_chain.id, v_chain.tenant_id) on conflict do nothing;
-    update public.agent_wake_state set chain_notified_at = now()
-     where agent_id = v_chain.id and (chain_notified_at is null or chain_notified_at < now() - interval '1 hour');
-    if found then
-      insert into public.notifications (tenant_id, type, title, body, entity_type, entity_id, actor_type, actor_agent_id, meta)
-      values (v_chain.tenant_id, 'wake_chain_limit', format('Agent %s was stopped in a chain of wakes', v_chain.slug),
-              format('Agents woke each other %s times in a row; %s item(s) were set aside. `dispatcher inbox requeue --agent %s` brings them back.',
-                     v_chain.depth, cardinality(v_chain.item_ids), v_chain.slug),
-              'agent', v_chain.id, 'system', v_chain.id, jsonb_build_object('chain_depth', v_chain.depth, 'item_ids', v_chain.item_ids));
-    end if;
-  end loop;
-  return v_count;
-end
-$$;
-
-COMMENT ON FUNCTION public.stop_wake_chains(p_instance public.dispatcher_instances) IS 'Items whose chain of wakes reached max_wake_chain become dead_letter; one notification per agent and hour.';
-
-CREATE FUNCTION public.stop_workflow_run(p_run public.workflow_runs, p_error text) RETURNS public.workflow_runs
-    LANGUAGE plpgsql
-    SET search_path TO ''
-    AS $$
-begin
-  perform public.end_workflow_claim(p_run, 'cancelled');
-  update public.workflow_runs set status = 'cancelled', finished_at = now(), last_error = p_error, last_error_at = now()
-   where id = p_run.id returning * into p_run;
-  update public.workflow_notifications set state = 'obsolete' where run_id = p_run.id and state = 'pending';
-  return p_run;
-end
-$$;
-
-COMMENT ON FUNCTION public.stop_workflow_run(p_run public.workflow_runs, p_error text) IS 'Cancels a run the caller has locked.';
-
 CREATE FUNCTION public.sweep_inbox(p_instance_id uuid, p_claim_limit integer, p_request uuid) RETURNS jsonb
     LANGUAGE plpgsql
     SET search_path TO ''
     SET lock_timeout TO '3s'
     AS $$
 declare
-  v_instance constant public.dispatcher_instances := public.running_instance(p_instance_id);
+  v_instance constant public.dispatcher_instances := dispatcher.running_instance(p_instance_id);
   v_started constant timestamptz := clock_timestamp();
   v_phase text;
   v_count integer;
@@ -3728,17 +4309,17 @@ begin
   perform from public.dispatcher_gateways where gateway_id = v_instance.gateway_id for update;
   v_answer := v_answer || jsonb_build_object(
     'agent_ids', (select coalesce(jsonb_agg(id), '[]') from public.agents where gateway_id = v_instance.gateway_id and tenant_id = v_instance.tenant_id),
-    'open_wakes', public.open_wakes_of_others(p_instance_id), 'broadcast_available', public.broadcast_hints_available());
+    'open_wakes', dispatcher.open_wakes_of_others(p_instance_id), 'broadcast_available', dispatcher.broadcast_hints_available());
   foreach v_phase in array array['expired', 'buried', 'chained', 'stalled', 'skipped', 'claims', 'pruned'] loop
     begin
       case v_phase
-        when 'expired' then v_count := public.expire_stale_items(v_instance);
-        when 'buried' then v_count := public.bury_spent_items(v_instance);
-        when 'chained' then v_count := public.stop_wake_chains(v_instance);
-        when 'stalled' then v_count := public.settle_stalled_agents(v_instance);
-        when 'skipped' then v_answer := v_answer || jsonb_build_object('skipped', public.fill_waitlist(v_instance));
+        when 'expired' then v_count := dispatcher.expire_stale_items(v_instance);
+        when 'buried' then v_count := dispatcher.bury_spent_items(v_instance);
+        when 'chained' then v_count := dispatcher.stop_wake_chains(v_instance);
+        when 'stalled' then v_count := dispatcher.settle_stalled_agents(v_instance);
+        when 'skipped' then v_answer := v_answer || jsonb_build_object('skipped', dispatcher.fill_waitlist(v_instance));
         when 'claims' then
-          v_answer := v_answer || jsonb_build_object('claims', public.claim_waiting_wakes(p_instance_id, p_claim_limit, p_request));
+          v_answer := v_answer || jsonb_build_object('claims', dispatcher.claim_waiting_wakes(p_instance_id, p_claim_limit, p_request));
           -- Whoever did not get a slot now waits for one.
           update public.agent_wake_state as state set waitlist_path = 'waitlist'
             from public.agents as agent
@@ -3772,524 +4353,6 @@ end
 $$;
 
 COMMENT ON FUNCTION public.sweep_inbox(p_instance_id uuid, p_claim_limit integer, p_request uuid) IS 'One sweep of the instance''s gateway, phase by phase, each isolated: expire stale, bury spent, stop chains, settle stalled, fill the waitlist, claim up to p_claim_limit wakes, prune. One bounded call whatever the backlog.';
-
-CREATE FUNCTION public.tell_budget_event(p_tenant_id uuid, p_budget jsonb, p_kind text, p_detail jsonb) RETURNS text
-    LANGUAGE plpgsql
-    SET search_path TO ''
-    AS $$
-begin
-  perform public.record_budget_event(p_tenant_id, p_budget, p_kind, p_detail);
-  return null;
-exception when query_canceled or lock_not_available or deadlock_detected or serialization_failure then
-  raise;
-when others then
-  return format('%s (%s)', sqlerrm, sqlstate);
-end
-$$;
-
-COMMENT ON FUNCTION public.tell_budget_event(p_tenant_id uuid, p_budget jsonb, p_kind text, p_detail jsonb) IS 'Records an event of a budget; the error when it cannot be, because a budget does its work whether or not that can be written down.';
-
-CREATE FUNCTION public.tight_budgets(p_budgets jsonb, p_estimates jsonb, p_runs integer) RETURNS jsonb
-    LANGUAGE sql IMMUTABLE
-    SET search_path TO ''
-    AS $$
-  select coalesce(jsonb_agg(b.value order by b.ordinality), '[]')
-    from jsonb_array_elements(p_budgets) with ordinality as b
-    cross join (select coalesce(max((estimate.value ->> 'usd')::numeric), 0) as usd, coalesce(max((estimate.value ->> 'tokens')::numeric), 0) as tokens
-                  from jsonb_each(p_estimates) as estimate) as dearest
-   where b.value ->> 'error' is not null
-      or (b.value ->> 'settled_usd')::numeric + (b.value ->> 'reserved_usd')::numeric + p_runs * dearest.usd >= (b.value ->> 'cap_usd')::numeric
-      or (b.value ->> 'settled_tokens')::numeric + (b.value ->> 'reserved_tokens')::numeric + p_runs * dearest.tokens >= (b.value ->> 'cap_tokens')::numeric
-$$;
-
-COMMENT ON FUNCTION public.tight_budgets(p_budgets jsonb, p_estimates jsonb, p_runs integer) IS 'The evaluated budgets that so many runs of the dearest kind could fill: no other can have a say in a tick.';
-
-CREATE FUNCTION public.time_out_runs(p_tenant_id uuid) RETURNS jsonb
-    LANGUAGE plpgsql
-    SET search_path TO ''
-    AS $$
-declare
-  v_run public.workflow_runs;
-  v_count integer := 0;
-  v_errors jsonb := '[]';
-begin
-  for v_run in
-    select * from public.workflow_runs where tenant_id = p_tenant_id and status in ('claimed', 'running') and deadline_at <= now()
-     order by deadline_at limit 500 for update skip locked
-  loop
-    begin
-      perform public.note_workflow_actor('dispatcher', 'over its deadline');
-      perform public.end_workflow_claim(v_run, 'timed_out');
-      update public.workflow_runs
-         set status = 'timed_out', finished_at = now(), last_error_at = now(),
-             last_error = format('Run exceeded timeout of %s minutes', public.workflow_timeout_minutes(v_run.tenant_id, v_run.workflow_type))
-       where id = v_run.id;
-      v_count := v_count + 1;
-    exception when query_canceled or lock_not_available or deadlock_detected or serialization_failure then
-      raise;
-    when others then
-      v_errors := v_errors || jsonb_build_object('phase', 'timed_out', 'run_id', v_run.id, 'error', sqlerrm, 'error_code', sqlstate);
-    end;
-  end loop;
-  return jsonb_build_object('timed_out', v_count, 'errors', v_errors);
-end
-$$;
-
-COMMENT ON FUNCTION public.time_out_runs(p_tenant_id uuid) IS 'Claimed and running runs over their deadline become timed_out; the process one of our daemons has for them is asked to end.';
-
-CREATE FUNCTION public.wait_for_next_wake(p_agent_id uuid, p_settings jsonb, p_since timestamp with time zone) RETURNS jsonb
-    LANGUAGE plpgsql
-    SET search_path TO ''
-    AS $$
-declare
-  v_gates record;
-begin
-  select * into v_gates from public.wake_gates(p_agent_id, p_settings);
-  if cardinality(v_gates.blocked) > 0 then
-    return jsonb_build_object('next', v_gates.blocked[1], 'retry_in', extract(epoch from v_gates.retry_at - now()));
-  end if;
-  update public.agent_wake_state
-     set waitlisted_at = coalesce(waitlisted_at, p_since), waitlist_path = coalesce(waitlist_path, 'waitlist'),
-         waiting_since = coalesce(waiting_since, (select created_at from public.agent_inbox_items where id = v_gates.due_item_id)), updated_at = now()
-   where agent_id = p_agent_id;
-  return jsonb_build_object('next', 'waitlisted');
-end
-$$;
-
-COMMENT ON FUNCTION public.wait_for_next_wake(p_agent_id uuid, p_settings jsonb, p_since timestamp with time zone) IS 'After a wake: puts an agent with work left on the waitlist, waiting since p_since (one whose wake came to nothing keeps its place), or says when it may be looked at again.';
-
-CREATE FUNCTION public.waiting_workflow_groups(p_tenant_id uuid, p_estimates jsonb, p_budgets jsonb) RETURNS jsonb
-    LANGUAGE sql STABLE
-    SET search_path TO ''
-    AS $$
-  select coalesce(jsonb_agg(jsonb_build_object(
-           'workflow_type', waiting.workflow_type, 'pinned', waiting.pinned_agent_id, 'agent_id', waiting.agent_id, 'department_id', waiting.department_id,
-           'due', waiting.due, 'oldest', waiting.oldest, 'priorities', waiting.priorities, 'route_priority', waiting.priority, 'slots', waiting.slots, 'usd', waiting.usd, 'tokens', waiting.tokens,
-           'verdict', gate.verdict, 'holders', gate.holders)), '[]')
-    from (
-      select queued.workflow_type, queued.pinned_agent_id, queued.due, queued.oldest, queued.priorities, coalesce(queued.pinned_agent_id, route.agent_id) as agent_id, profile.department_id,
-             coalesce(route.priority, 0) as priority, coalesce(route.max_concurrent, 1) - coalesce(active.number, 0) as slots,
-             public.workflow_estimate(p_estimates, queued.workflow_type, 'usd') as usd, public.workflow_estimate(p_estimates, queued.workflow_type, 'tokens') as tokens
-        from (select level.workflow_type, level.pinned_agent_id, sum(level.due) as due, min(level.oldest) as oldest, jsonb_agg(level.priority) as priorities
-                from (select run.workflow_type, run.pinned_agent_id, run.priority, count(*) as due, min(run.queued_at) as oldest from public.workflow_runs as run
-                       where run.tenant_id = p_tenant_id and run.status = 'queued' and (run.next_attempt_at is null or run.next_attempt_at <= now())
-                       group by run.workflow_type, run.pinned_agent_id, run.priority) as level
-               group by level.workflow_type, level.pinned_agent_id) as queued
-        left join public.workflow_agent_routing as route on route.tenant_id = p_tenant_id and route.workflow_type = queued.workflow_type
-        left join public.agent_profiles as profile on profile.tenant_id = p_tenant_id and profile.agent_id = coalesce(queued.pinned_agent_id, route.agent_id)
-        left join (select run.workflow_type, count(*) as number from public.workflow_runs as run
-                    where run.tenant_id = p_tenant_id
-                      -- A held run keeps its slot: it returns to it whenever it is let go.
-                      and (run.status in ('dispatched', 'claimed', 'running') or run.paused_from in ('dispatched', 'claimed', 'running'))
-                    group by run.workflow_type) as active on active.workflow_type = queued.workflow_type
-       where coalesce(queued.pinned_agent_id, route.agent_id) is not null and coalesce(route.max_concurrent, 1) > 0) as waiting
-    cross join lateral public.budget_verdict(p_budgets, waiting.agent_id, waiting.department_id, waiting.workflow_type, waiting.usd, waiting.tokens) as gate
-$$;
-
-COMMENT ON FUNCTION public.waiting_workflow_groups(p_tenant_id uuid, p_estimates jsonb, p_budgets jsonb) IS 'The due queue by type and agent, each group with its free slots, its estimate and its budgets'' verdict: all runs of a group are equal before both.';
-
-CREATE FUNCTION public.wake_blockers(p_item_id uuid) RETURNS jsonb
-    LANGUAGE plpgsql STABLE
-    SET search_path TO ''
-    AS $$
-begin
-  return (
-    select jsonb_agg(target.title order by relation.created_at, target.title)
-      from public.agent_inbox_items as item
-      join public.task_relations as relation on relation.source_task_id = item.task_id and relation.relation_type = 'blocked_by'
-      join public.tasks as target on target.id = relation.target_task_id
-     where item.id = p_item_id and item.event_type = 'task_assignment'
-       and target.status not in ('done', 'cancelled') and target.archived_at is null);
-end
-$$;
-
-COMMENT ON FUNCTION public.wake_blockers(p_item_id uuid) IS 'Titles of the unresolved tasks that block the task of a task_assignment item; NULL when there are none.';
-
-CREATE FUNCTION public.wake_chain_limit(p_settings jsonb) RETURNS integer
-    LANGUAGE sql IMMUTABLE
-    SET search_path TO ''
-    AS $$ select coalesce(nullif((p_settings ->> 'max_wake_chain')::integer, 0), 2147483647) $$;
-
-COMMENT ON FUNCTION public.wake_chain_limit(p_settings jsonb) IS 'From which chain depth on an item wakes nobody; max_wake_chain = 0 means never.';
-
-CREATE TABLE public.agent_wake_state (
-    agent_id uuid NOT NULL,
-    tenant_id uuid NOT NULL,
-    consecutive_failures integer DEFAULT 0 NOT NULL,
-    stalled_at timestamp with time zone,
-    last_wake_id uuid,
-    last_claimed_at timestamp with time zone,
-    last_ended_at timestamp with time zone,
-    last_end_state text,
-    waitlisted_at timestamp with time zone,
-    waitlist_path text,
-    waiting_since timestamp with time zone,
-    chain_notified_at timestamp with time zone,
-    resumed_at timestamp with time zone,
-    updated_at timestamp with time zone DEFAULT now() NOT NULL,
-    CONSTRAINT agent_wake_state_consecutive_failures_check CHECK ((consecutive_failures >= 0)),
-    CONSTRAINT agent_wake_state_waiting CHECK (((waitlisted_at IS NULL) = (waitlist_path IS NULL)))
-);
-
-COMMENT ON TABLE public.agent_wake_state IS 'What the gates remember of an agent: failures in a row, stall, last wake, its place on the waitlist.';
-
-COMMENT ON COLUMN public.agent_wake_state.waiting_since IS 'created_at of the oldest item that waits; orders agents that joined the waitlist together.';
-
-COMMENT ON COLUMN public.agent_wake_state.resumed_at IS 'When the agent was last taken out of pause or hibernation: its waiting items grow stale from then on.';
-
-CREATE FUNCTION public.wake_cooldown_ends(p_state public.agent_wake_state, p_settings jsonb) RETURNS timestamp with time zone
-    LANGUAGE plpgsql IMMUTABLE
-    SET search_path TO ''
-    AS $$
-begin
-  return case when p_state.last_end_state in ('failed', 'timed_out', 'no_progress', 'spawn_failed')
-              then coalesce(p_state.last_ended_at, p_state.last_claimed_at)
-              else p_state.last_claimed_at end
-         + make_interval(secs => least((p_settings ->> 'max_wake_cooldown')::double precision,
-                                       (p_settings ->> 'wake_cooldown')::double precision * power(2, least(p_state.consecutive_failures, 30))));
-end
-$$;
-
-COMMENT ON FUNCTION public.wake_cooldown_ends(p_state public.agent_wake_state, p_settings jsonb) IS 'When the agent''s cooldown is over: wake_cooldown doubled per failure in a row, at most max_wake_cooldown, from the start of a good wake or the end of a failed one. NULL before the first wake.';
-
-CREATE FUNCTION public.wake_end_state(p_wake public.agent_wakes, p_ending text, p_exit_code integer) RETURNS text
-    LANGUAGE plpgsql STABLE
-    SET search_path TO ''
-    AS $$
-begin
-  return (
-    select case
-    when p_ending in ('timed_out', 'interrupted', 'lost', 'spawn_failed') then p_ending
-    when p_ending = 'exited' and p_exit_code <> 0 then 'failed'
-    when public.wake_has_progress(p_wake) then 'succeeded'
-    else 'no_progress' end
-  );
-end
-$$;
-
-COMMENT ON FUNCTION public.wake_end_state(p_wake public.agent_wakes, p_ending text, p_exit_code integer) IS 'The state a wake ends in. Exit 0 without progress is no_progress; an unknown exit code (adopted child) is judged by progress alone.';
-
-CREATE FUNCTION public.wake_gates(p_agent_id uuid, p_settings jsonb, p_all boolean DEFAULT false, OUT blocked text[], OUT retry_at timestamp with time zone, OUT due_item_id uuid, OUT chain_depth integer, OUT failures integer) RETURNS record
-    LANGUAGE plpgsql STABLE
-    SET search_path TO ''
-    AS $$
-declare
-  v_now constant timestamptz := now();
-  v_max_chain constant integer := public.wake_chain_limit(p_settings);
-  v_max_per_day constant integer := coalesce((p_settings ->> 'max_wakes_per_day')::integer, 0);
-  v_facts record;
-  v_state public.agent_wake_state;
-  v_until timestamptz;
-begin
-  blocked := '{}';
-  select state as wake_state, agent.status as agent_status, agent.tenant_id, budget.status as budget_status,
-         exists (select from public.agent_wakes as wake where wake.agent_id = p_agent_id and wake.state in ('starting', 'running')) as in_flight,
-         (select max(item.leased_until) from public.agent_inbox_items as item
-           where item.agent_id = p_agent_id and item.tenant_id = agent.tenant_id and item.status = 'leased' and item.leased_until > v_now) as leased_until,
-         due.id as due_id, due.chain_depth as due_depth
-    into v_facts
-    from public.agents as agent
-    left join public.agent_wake_state as state on state.agent_id = agent.id
-    left join public.agent_budgets as budget on budget.agent_id = agent.id
-    -- With the rest in one statement: a sweep asks this of every agent.
-    left join lateral (
-      select found.id, found.chain_depth from public.agent_inbox_due as found
-       where found.agent_id = p_agent_id and found.tenant_id = agent.tenant_id and found.due_at <= v_now and found.chain_depth < v_max_chain
-       order by found.created_at limit 1) as due on true
-   where agent.id = p_agent_id;
-  v_state := v_facts.wake_state;
-  failures := coalesce(v_state.consecutive_failures, 0);
-
-  if v_state.consecutive_failures >= (p_settings ->> 'max_consecutive_failures')::integer then
-    blocked := blocked || 'stalled'::text;
-    if not p_all then return; end if;
-  end if;
-
-  if v_facts.in_flight then
-    blocked := blocked || 'wake_in_flight'::text;
-    if not p_all then return; end if;
-  end if;
-
-  if v_facts.agent_status in ('paused', 'hibernating') then
-    blocked := blocked || 'agent_paused'::text;
-    if not p_all then return; end if;
-  end if;
-
-  if v_facts.leased_until is not null then
-    blocked := blocked || 'active_lease'::text;
-    retry_at := v_facts.leased_until;
-    if not p_all then return; end if;
-  end if;
-
-  if v_facts.budget_status = 'exceeded' and public.budget_blocks(p_agent_id, v_now) then
-    blocked := blocked || 'budget_exceeded'::text;
-    if not p_all then return; end if;
-  end if;
-
-  due_item_id := v_facts.due_id;
-  chain_depth := v_facts.due_depth;
-  if due_item_id is null then
-    select min(due.due_at) into v_until from public.agent_inbox_due as due
-     where due.agent_id = p_agent_id and due.tenant_id = v_facts.tenant_id and due.due_at > v_now and due.chain_depth < v_max_chain;
-    retry_at := coalesce(v_until, retry_at);
-    blocked := blocked || case when v_until is null and exists (
-                                 select from public.agent_inbox_due as due
-                                  where due.agent_id = p_agent_id and due.tenant_id = v_facts.tenant_id and due.due_at <= v_now
-                                    and due.chain_depth >= v_max_chain)
-                               then 'chain_limit' else 'no_actionable_work' end;
-    if not p_all then return; end if;
-  end if;
-
-  if v_max_per_day > 0 and (select count(*) from public.agent_wakes as wake
-                             where wake.agent_id = p_agent_id and wake.state <> 'spawn_failed'
-                               and wake.claimed_at >= date_trunc('day', v_now at time zone 'UTC') at time zone 'UTC') >= v_max_per_day then
-    blocked := blocked || 'daily_limit'::text;
-    retry_at := (date_trunc('day', v_now at time zone 'UTC') + interval '1 day') at time zone 'UTC';
-    if not p_all then return; end if;
-  end if;
-
-  v_until := public.wake_cooldown_ends(v_state, p_settings);
-  if v_until > v_now then
-    blocked := blocked || format('cooldown(%ss)', ceil(extract(epoch from v_until - v_now)));
-    retry_at := v_until;
-  end if;
-end
-$$;
-
-COMMENT ON FUNCTION public.wake_gates(p_agent_id uuid, p_settings jsonb, p_all boolean, OUT blocked text[], OUT retry_at timestamp with time zone, OUT due_item_id uuid, OUT chain_depth integer, OUT failures integer) IS 'The gates of one agent in their order (all but the cap): blocked = the reasons that refuse a wake, the first one unless p_all; retry_at = when waiting alone would open it; due_item_id = the oldest item to work on; failures = its failures in a row.';
-
-CREATE FUNCTION public.wake_grant(p_wake public.agent_wakes) RETURNS jsonb
-    LANGUAGE plpgsql STABLE
-    SET search_path TO ''
-    AS $$
-declare
-  v_item record;
-  v_blockers jsonb;
-  v_blockers_error text;
-begin
-  select item.id, item.event_type, item.summary, item.context into v_item
-    from public.agent_inbox_items as item where item.id = p_wake.item_ids[1];
-  begin
-    v_blockers := public.wake_blockers(v_item.id);
-  exception when others then
-    v_blockers_error := sqlerrm;
-  end;
-  return (
-    select jsonb_build_object(
-      'granted', true, 'wake_id', p_wake.id, 'claim_token', p_wake.claim_token, 'agent_id', agent.id, 'agent_slug', agent.slug,
-      'workspace_slug', (select workspace.slug from public.workspace where workspace.tenant_id = agent.tenant_id limit 1),
-      'path', p_wake.path, 'item_ids', to_jsonb(p_wake.item_ids), 'chain_depth', p_wake.chain_depth,
-      'event_type', v_item.event_type, 'summary', left(v_item.summary, 2000), 'item_created_at',
-      (select item.created_at from public.agent_inbox_items as item where item.id = p_wake.item_ids[1]),
-      'model_override', v_item.context -> 'model_override', 'thinking_override', v_item.context -> 'thinking_override',
-      'blockers', coalesce(v_blockers, '[]'), 'blockers_error', v_blockers_error)
-      from public.agents as agent where agent.id = p_wake.agent_id);
-end
-$$;
-
-COMMENT ON FUNCTION public.wake_grant(p_wake public.agent_wakes) IS 'Everything a spawn needs, as the answer to a granted claim.';
-
-CREATE FUNCTION public.wake_has_progress(p_wake public.agent_wakes) RETURNS boolean
-    LANGUAGE plpgsql STABLE
-    SET search_path TO ''
-    AS $$
-begin
-  return (
-    select p_wake.progressed_at is not null
-      or exists (select from public.inbox_item_leases as lease
-                  where lease.wake_id = p_wake.id and lease.outcome in ('done', 'failed', 'dead_letter', 'escalated'))
-      or exists (select from public.agent_inbox_items as item
-                  where item.agent_id = p_wake.agent_id and item.completed_at >= p_wake.claimed_at)
-      or not exists (select from public.agent_inbox_items as item
-                      where item.agent_id = p_wake.agent_id and item.status in ('pending', 'failed', 'leased') and item.attempt_count < item.max_attempts)
-  );
-end
-$$;
-
-COMMENT ON FUNCTION public.wake_has_progress(p_wake public.agent_wakes) IS 'Whether an item of the agent was finished during the wake, or nothing is left to do.';
-
-CREATE FUNCTION public.wakes_to_stop(p_instance_id uuid) RETURNS jsonb
-    LANGUAGE sql STABLE
-    SET search_path TO ''
-    AS $$
-  select coalesce(jsonb_agg(jsonb_build_object('wake_id', id, 'cause', stop_cause)), '[]')
-    from public.agent_wakes where instance_id = p_instance_id and stop_cause is not null and ended_at is null
-$$;
-
-COMMENT ON FUNCTION public.wakes_to_stop(p_instance_id uuid) IS 'Live wakes of an instance whose run was ended from outside: their processes are to be stopped.';
-
-CREATE FUNCTION public.wakes_without_owner(p_instance public.dispatcher_instances) RETURNS jsonb
-    LANGUAGE sql STABLE
-    SET search_path TO ''
-    AS $$
-  select coalesce(jsonb_agg(wake.id), '[]') from public.agent_wakes as wake
-    left join public.dispatcher_instances as owner on owner.id = wake.instance_id
-   where wake.gateway_id = p_instance.gateway_id and wake.state in ('starting', 'running') and wake.instance_id is distinct from p_instance.id
-     and (owner.id is null or owner.state <> 'running' or public.is_instance_silent(owner))
-$$;
-
-COMMENT ON FUNCTION public.wakes_without_owner(p_instance public.dispatcher_instances) IS 'Live wakes of the instance''s gateway whose own instance is gone, stopped or silent: nobody watches their time, so whoever hears of them sweeps.';
-
-CREATE FUNCTION public.workflow_age_points(p_queued_at timestamp with time zone, p_now timestamp with time zone) RETURNS integer
-    LANGUAGE sql IMMUTABLE
-    SET search_path TO ''
-    AS $$ select least(1000000, floor(power(greatest(0, extract(epoch from p_now - p_queued_at)) / 600, 2)))::integer $$;
-
-COMMENT ON FUNCTION public.workflow_age_points(p_queued_at timestamp with time zone, p_now timestamp with time zone) IS 'How much waiting adds to the priority of a run, and to its route''s: the square of every ten minutes, so 1 after 10 minutes, 36 after an hour, 20736 after a day. Nothing starves.';
-
-CREATE FUNCTION public.workflow_answer(p_code text, p_run public.workflow_runs) RETURNS jsonb
-    LANGUAGE sql STABLE
-    SET search_path TO ''
-    AS $$
-  select jsonb_build_object('applied', p_code in ('ok', 'already'), 'code', p_code, 'run_id', p_run.id, 'status', p_run.status,
-                            'run', case when p_run.id is not null then public.workflow_run_json(p_run) end)
-$$;
-
-COMMENT ON FUNCTION public.workflow_answer(p_code text, p_run public.workflow_runs) IS 'The answer of what may be done to a run: {applied, code, run_id, status, run}; run is the record as it is now, null when there is none.';
-
-CREATE FUNCTION public.workflow_claim_state(p_run public.workflow_runs, p_session text, p_claim_token uuid) RETURNS text
-    LANGUAGE sql IMMUTABLE
-    SET search_path TO ''
-    AS $$
-  select case
-    when p_run.id is null then 'not_found'
-    when p_run.session_id is null or p_run.session_id <> p_session
-      or (p_claim_token is not null and p_run.claim_token is distinct from p_claim_token) then 'not_yours'
-    when p_run.status in ('claimed', 'running') then 'ok'
-    when p_run.status in ('waiting_for_approval', 'blocked') then 'held'
-    else 'finished' end
-$$;
-
-COMMENT ON FUNCTION public.workflow_claim_state(p_run public.workflow_runs, p_session text, p_claim_token uuid) IS 'Whether a session (and the claim token, where it gives one) holds a run: ok, held (paused, still its own), finished (was its own), not_yours, not_found.';
-
-CREATE FUNCTION public.workflow_estimate(p_estimates jsonb, p_workflow_type text, p_what text) RETURNS numeric
-    LANGUAGE sql IMMUTABLE
-    SET search_path TO ''
-    AS $$ select coalesce((p_estimates -> p_workflow_type ->> p_what)::numeric, (p_estimates -> '' ->> p_what)::numeric, 0) $$;
-
-COMMENT ON FUNCTION public.workflow_estimate(p_estimates jsonb, p_workflow_type text, p_what text) IS 'The estimate (usd or tokens) for a type out of workflow_estimates.';
-
-CREATE FUNCTION public.workflow_estimates(p_tenant_id uuid, p_default_usd numeric) RETURNS jsonb
-    LANGUAGE sql STABLE
-    SET search_path TO ''
-    AS $$
-  with types as (
-    select workflow_type from public.workflow_agent_routing where tenant_id = p_tenant_id
-    union
-    select workflow_type from public.workflow_runs where tenant_id = p_tenant_id and status = 'queued'
-    union
-    select workflow_type from public.workflow_runs where tenant_id = p_tenant_id and status in ('dispatched', 'claimed', 'running')
-  ), reported as (
-    select types.workflow_type, average.usd, average.tokens
-      from types
-      cross join lateral (
-        select avg(recent.cost_estimate) filter (where recent.cost_estimate >= 0 and recent.cost_estimate <> 'NaN') as usd,
-               avg(coalesce(recent.input_tokens, 0) + coalesce(recent.output_tokens, 0))
-                 filter (where num_nonnulls(recent.input_tokens, recent.output_tokens) > 0) as tokens
-          from (select run.cost_estimate, run.input_tokens, run.output_tokens from public.workflow_runs as run
-                 where run.tenant_id = p_tenant_id and run.workflow_type = types.workflow_type and run.reported_at is not null and run.finished_at is not null
-                 order by run.reported_at desc limit 20) as recent) as average
-  )
-  select coalesce(jsonb_object_agg(workflow_type, jsonb_build_object('usd', usd, 'tokens', tokens)), '{}')
-         || jsonb_build_object('', jsonb_build_object('usd', coalesce(p_default_usd, (select avg(usd) from reported), 0.10),
-                                                      'tokens', coalesce((select avg(tokens) from reported), 0)))
-    from reported
-$$;
-
-COMMENT ON FUNCTION public.workflow_estimates(p_tenant_id uuid, p_default_usd numeric) IS 'What a run of each type is expected to cost: {type: {usd, tokens}} as the mean of its last 20 reported runs; under "" what holds for a type without any (the setting, else the mean of the other types, else 0.10 USD).';
-
-CREATE FUNCTION public.workflow_period(p_period text, p_timezone text, p_now timestamp with time zone, OUT period_key text, OUT starts_at timestamp with time zone, OUT ends_at timestamp with time zone) RETURNS record
-    LANGUAGE plpgsql STABLE
-    SET search_path TO ''
-    AS $$
-declare
-  v_local constant timestamp := p_now at time zone p_timezone;
-  v_start timestamp;
-begin
-  case p_period
-    when 'daily' then
-      v_start := date_trunc('day', v_local);
-      period_key := to_char(v_start, 'YYYY-MM-DD');
-      ends_at := (v_start + interval '1 day') at time zone p_timezone;
-    when 'weekly' then
-      v_start := date_trunc('week', v_local);
-      period_key := to_char(v_start, 'IYYY"-W"IW');
-      ends_at := (v_start + interval '7 days') at time zone p_timezone;
-    when 'monthly' then
-      v_start := date_trunc('month', v_local);
-      period_key := to_char(v_start, 'YYYY-MM');
-      ends_at := (v_start + interval '1 month') at time zone p_timezone;
-    else
-      raise exception 'unknown period %', p_period using errcode = 'OD011';
-  end case;
-  starts_at := v_start at time zone p_timezone;
-end
-$$;
-
-COMMENT ON FUNCTION public.workflow_period(p_period text, p_timezone text, p_now timestamp with time zone, OUT period_key text, OUT starts_at timestamp with time zone, OUT ends_at timestamp with time zone) IS 'The period a moment falls into in a zone: its key (2026-11-30, 2026-W49, 2026-11), local start and end. Raises for an unknown zone.';
-
-CREATE FUNCTION public.workflow_run_json(p_run public.workflow_runs) RETURNS jsonb
-    LANGUAGE sql STABLE
-    SET search_path TO ''
-    AS $$ select to_jsonb(p_run) - array['claim_token', 'reserved_usd', 'reserved_tokens', 'request_key'] $$;
-
-COMMENT ON FUNCTION public.workflow_run_json(p_run public.workflow_runs) IS 'A run as it is shown: everything but its fence and what is internal to budgets.';
-
-CREATE FUNCTION public.workflow_settings(p_settings jsonb) RETURNS jsonb
-    LANGUAGE sql IMMUTABLE
-    SET search_path TO ''
-    AS $$
-  select jsonb_build_object('workflow_batch_size', 10, 'stale_dispatch_seconds', 300, 'max_dispatch_retries', 3, 'stale_claim_seconds', 600)
-         || jsonb_strip_nulls(coalesce(p_settings, '{}'))
-$$;
-
-COMMENT ON FUNCTION public.workflow_settings(p_settings jsonb) IS 'The settings of a tick, defaults filled in.';
-
-CREATE FUNCTION public.workflow_spend(p_tenant_id uuid, p_starts timestamp with time zone[], p_estimates jsonb) RETURNS TABLE(starts_at timestamp with time zone, scope text, scope_id text, settled_usd numeric, settled_tokens numeric, reserved_usd numeric, reserved_tokens numeric)
-    LANGUAGE sql STABLE
-    SET search_path TO ''
-    AS $$
-  -- What is unknown, negative or NaN counts as its estimate. Unreported active runs belong to every running period: they will be
-  -- settled in it. A held one still is: what it reserves must be there when it goes on.
-  with spent as (
-    select period.starts_at, run.owner_agent_id as agent_id, run.workflow_type,
-           sum(case when run.cost_estimate >= 0 and run.cost_estimate <> 'NaN' then run.cost_estimate
-                    else coalesce(run.reserved_usd, (p_estimates -> run.workflow_type ->> 'usd')::numeric, (p_estimates -> '' ->> 'usd')::numeric) end) as settled_usd,
-           sum(case when num_nonnulls(run.input_tokens, run.output_tokens) > 0 and coalesce(run.input_tokens, 0) >= 0 and coalesce(run.output_tokens, 0) >= 0
-                    then coalesce(run.input_tokens, 0) + coalesce(run.output_tokens, 0)
-                    else coalesce(run.reserved_tokens, (p_estimates -> run.workflow_type ->> 'tokens')::numeric, (p_estimates -> '' ->> 'tokens')::numeric) end) as settled_tokens,
-           0::numeric as reserved_usd, 0::numeric as reserved_tokens
-      from unnest(p_starts) as period (starts_at)
-      join public.workflow_runs as run on run.tenant_id = p_tenant_id and run.accounted_at >= period.starts_at
-     group by period.starts_at, run.owner_agent_id, run.workflow_type
-    union all
-    select period.starts_at, claim.agent_id, claim.workflow_type,
-           sum(coalesce(claim.cost_usd, (p_estimates -> claim.workflow_type ->> 'usd')::numeric, (p_estimates -> '' ->> 'usd')::numeric)),
-           sum(coalesce(claim.tokens, (p_estimates -> claim.workflow_type ->> 'tokens')::numeric, (p_estimates -> '' ->> 'tokens')::numeric)), 0, 0
-      from unnest(p_starts) as period (starts_at)
-      join public.workflow_claims as claim on claim.tenant_id = p_tenant_id and claim.accounted_at >= period.starts_at
-     group by period.starts_at, claim.agent_id, claim.workflow_type
-    union all
-    select period.starts_at, run.owner_agent_id, run.workflow_type, 0, 0,
-           sum(coalesce(run.reserved_usd, (p_estimates -> run.workflow_type ->> 'usd')::numeric, (p_estimates -> '' ->> 'usd')::numeric)),
-           sum(coalesce(run.reserved_tokens, (p_estimates -> run.workflow_type ->> 'tokens')::numeric, (p_estimates -> '' ->> 'tokens')::numeric))
-      from unnest(p_starts) as period (starts_at)
-      join public.workflow_runs as run on run.tenant_id = p_tenant_id and run.accounted_at is null
-       and (run.status in ('dispatched', 'claimed', 'running') or run.paused_from in ('dispatched', 'claimed', 'running'))
-     group by period.starts_at, run.owner_agent_id, run.workflow_type
-  )
-  select spent.starts_at,
-         case when grouping(spent.agent_id) = 0 then 'agent' when grouping(profile.department_id) = 0 then 'department'
-              when grouping(spent.workflow_type) = 0 then 'project' else 'fleet' end,
-         case when grouping(spent.agent_id) = 0 then spent.agent_id when grouping(profile.department_id) = 0 then profile.department_id
-              when grouping(spent.workflow_type) = 0 then spent.workflow_type end,
-         sum(spent.settled_usd), sum(spent.settled_tokens), sum(spent.reserved_usd), sum(spent.reserved_tokens)
-    from spent
-    left join public.agent_profiles as profile on profile.tenant_id = p_tenant_id and profile.agent_id = spent.agent_id
-   group by grouping sets ((spent.starts_at, spent.agent_id), (spent.starts_at, profile.department_id), (spent.starts_at, spent.workflow_type), (spent.starts_at))
-$$;
-
-COMMENT ON FUNCTION public.workflow_spend(p_tenant_id uuid, p_starts timestamp with time zone[], p_estimates jsonb) IS 'What every agent, department, project and the fleet have spent since each of the given moments, and what their unreported active runs reserve: one aggregate per period, whatever the number of budgets.';
 
 CREATE FUNCTION public.workflow_stats(p_tenant_id uuid) RETURNS jsonb
     LANGUAGE sql STABLE
@@ -4328,45 +4391,46 @@ $$;
 
 COMMENT ON FUNCTION public.workflow_stats(p_tenant_id uuid) IS 'Runs by status and by type with their routes and the budgets that held them at the last tick, runs without a route, the last day, notifications, and the last tick.';
 
-CREATE FUNCTION public.workflow_timeout_minutes(p_tenant_id uuid, p_workflow_type text) RETURNS integer
-    LANGUAGE sql STABLE
-    SET search_path TO ''
-    AS $$
-  select coalesce((select timeout_minutes from public.workflow_agent_routing
-                    where tenant_id = p_tenant_id and workflow_type = p_workflow_type), 60)
-$$;
+CREATE TABLE public.inbox_item_origins (
+    item_id uuid NOT NULL,
+    tenant_id uuid NOT NULL,
+    wake_id uuid,
+    from_agent_id uuid,
+    chain_depth integer DEFAULT 0 NOT NULL,
+    request_key text,
+    created_at timestamp with time zone DEFAULT now() NOT NULL,
+    CONSTRAINT inbox_item_origins_chain_depth_check CHECK ((chain_depth >= 0))
+);
 
-COMMENT ON FUNCTION public.workflow_timeout_minutes(p_tenant_id uuid, p_workflow_type text) IS 'For how long a run of a type may be worked on: its route''s minutes, else 60.';
+COMMENT ON TABLE public.inbox_item_origins IS 'Where an item came from when an agent posted it: the wake, the sender, and how long the chain of wakes has grown.';
 
-CREATE FUNCTION public.workflow_usage_values(p_usage jsonb) RETURNS jsonb
-    LANGUAGE plpgsql IMMUTABLE
-    SET search_path TO ''
-    AS $$
-declare
-  v_values jsonb := '{}';
-  v_field text;
-  v_text text;
-  v_number numeric;
-begin
-  foreach v_field in array array['cost_usd', 'input_tokens', 'output_tokens', 'cached_tokens'] loop
-    v_text := p_usage ->> v_field;
-    if v_text is null then
-      continue;
-    end if;
-    begin
-      v_number := v_text::numeric;
-      if v_number >= 0 and v_number < 'Infinity' and v_number < (case v_field when 'cost_usd' then 1000000 else 1e15 end) then
-        v_values := v_values || jsonb_build_object(v_field, case v_field when 'cost_usd' then round(v_number, 6) else trunc(v_number) end);
-      end if;
-    exception when others then
-      null; -- not a number: unknown, as if it had not been said
-    end;
-  end loop;
-  return v_values || case when btrim(p_usage ->> 'model') <> '' then jsonb_build_object('model', left(p_usage ->> 'model', 300)) else '{}'::jsonb end;
-end
-$$;
+CREATE VIEW dispatcher.inbox_due WITH (security_invoker='true') AS
+ SELECT item.id,
+    item.tenant_id,
+    item.agent_id,
+    item.created_at,
+    item.status,
+    item.event_type,
+    item.summary,
+    item.context,
+    item.task_id,
+    item.attempt_count,
+    item.max_attempts,
+    COALESCE(origin.chain_depth, 0) AS chain_depth,
+        CASE item.status
+            WHEN 'pending'::public.inbox_item_status THEN '-infinity'::timestamp with time zone
+            WHEN 'leased'::public.inbox_item_status THEN COALESCE(item.leased_until, '-infinity'::timestamp with time zone)
+            ELSE
+            CASE
+                WHEN ((item.context ->> 'last_failure_reason'::text) = 'agent_stalled'::text) THEN '-infinity'::timestamp with time zone
+                ELSE (COALESCE(item.failed_at, item.updated_at) + dispatcher.inbox_retry_delay(item.attempt_count))
+            END
+        END AS due_at
+   FROM (public.agent_inbox_items item
+     LEFT JOIN public.inbox_item_origins origin ON ((origin.item_id = item.id)))
+  WHERE ((item.status = ANY (ARRAY['pending'::public.inbox_item_status, 'failed'::public.inbox_item_status, 'leased'::public.inbox_item_status])) AND (item.attempt_count < item.max_attempts));
 
-COMMENT ON FUNCTION public.workflow_usage_values(p_usage jsonb) IS 'What a report of usage {cost_usd, input_tokens, output_tokens, cached_tokens, model} really says: what is no number, negative, NaN or beyond belief is left out, so it stays unknown.';
+COMMENT ON VIEW dispatcher.inbox_due IS 'Open items with attempts left and when each may be worked on (due_at): pending at once, failed after its retry delay, leased when its lease ends.';
 
 CREATE TABLE public.agent_budgets (
     agent_id uuid NOT NULL,
@@ -4390,47 +4454,6 @@ CREATE TABLE public.agent_budgets (
 );
 
 COMMENT ON TABLE public.agent_budgets IS 'What an agent may spend in a month, what it has spent, and whether that ends its wakes.';
-
-CREATE TABLE public.inbox_item_origins (
-    item_id uuid NOT NULL,
-    tenant_id uuid NOT NULL,
-    wake_id uuid,
-    from_agent_id uuid,
-    chain_depth integer DEFAULT 0 NOT NULL,
-    request_key text,
-    created_at timestamp with time zone DEFAULT now() NOT NULL,
-    CONSTRAINT inbox_item_origins_chain_depth_check CHECK ((chain_depth >= 0))
-);
-
-COMMENT ON TABLE public.inbox_item_origins IS 'Where an item came from when an agent posted it: the wake, the sender, and how long the chain of wakes has grown.';
-
-CREATE VIEW public.agent_inbox_due WITH (security_invoker='true') AS
- SELECT item.id,
-    item.tenant_id,
-    item.agent_id,
-    item.created_at,
-    item.status,
-    item.event_type,
-    item.summary,
-    item.context,
-    item.task_id,
-    item.attempt_count,
-    item.max_attempts,
-    COALESCE(origin.chain_depth, 0) AS chain_depth,
-        CASE item.status
-            WHEN 'pending'::public.inbox_item_status THEN '-infinity'::timestamp with time zone
-            WHEN 'leased'::public.inbox_item_status THEN COALESCE(item.leased_until, '-infinity'::timestamp with time zone)
-            ELSE
-            CASE
-                WHEN ((item.context ->> 'last_failure_reason'::text) = 'agent_stalled'::text) THEN '-infinity'::timestamp with time zone
-                ELSE (COALESCE(item.failed_at, item.updated_at) + public.inbox_retry_delay(item.attempt_count))
-            END
-        END AS due_at
-   FROM (public.agent_inbox_items item
-     LEFT JOIN public.inbox_item_origins origin ON ((origin.item_id = item.id)))
-  WHERE ((item.status = ANY (ARRAY['pending'::public.inbox_item_status, 'failed'::public.inbox_item_status, 'leased'::public.inbox_item_status])) AND (item.attempt_count < item.max_attempts));
-
-COMMENT ON VIEW public.agent_inbox_due IS 'Open items with attempts left and when each may be worked on (due_at): pending at once, failed after its retry delay, leased when its lease ends.';
 
 CREATE TABLE public.agent_profiles (
     tenant_id uuid DEFAULT '00000000-0000-0000-0000-000000000000'::uuid NOT NULL,
@@ -5047,29 +5070,29 @@ CREATE INDEX workflow_runs_reported ON public.workflow_runs USING btree (tenant_
 
 CREATE INDEX workflow_runs_unrouted ON public.workflow_runs USING btree (tenant_id) WHERE ((status = 'queued'::text) AND (blocker_type = 'no_route'::text));
 
-CREATE TRIGGER budgets_hint AFTER UPDATE ON public.budgets FOR EACH ROW WHEN (((old.cap_usd IS DISTINCT FROM new.cap_usd) OR (old.cap_tokens IS DISTINCT FROM new.cap_tokens) OR (old.active IS DISTINCT FROM new.active) OR (old.action_on_exceed IS DISTINCT FROM new.action_on_exceed))) EXECUTE FUNCTION public.hint_workflow_rules();
+CREATE TRIGGER budgets_hint AFTER UPDATE ON public.budgets FOR EACH ROW WHEN (((old.cap_usd IS DISTINCT FROM new.cap_usd) OR (old.cap_tokens IS DISTINCT FROM new.cap_tokens) OR (old.active IS DISTINCT FROM new.active) OR (old.action_on_exceed IS DISTINCT FROM new.action_on_exceed))) EXECUTE FUNCTION dispatcher.hint_workflow_rules();
 
-CREATE TRIGGER dispatcher_agent_hint AFTER UPDATE OF status, gateway_id ON public.agents FOR EACH ROW WHEN (((old.status IS DISTINCT FROM new.status) OR (old.gateway_id IS DISTINCT FROM new.gateway_id))) EXECUTE FUNCTION public.hint_agent_change();
+CREATE TRIGGER dispatcher_agent_hint AFTER UPDATE OF status, gateway_id ON public.agents FOR EACH ROW WHEN (((old.status IS DISTINCT FROM new.status) OR (old.gateway_id IS DISTINCT FROM new.gateway_id))) EXECUTE FUNCTION dispatcher.hint_agent_change();
 
-CREATE TRIGGER dispatcher_budget_hint AFTER UPDATE OF status, monthly_limit_usd, hard_cutoff ON public.agent_budgets FOR EACH ROW WHEN (((old.status IS DISTINCT FROM new.status) OR (old.monthly_limit_usd IS DISTINCT FROM new.monthly_limit_usd) OR (old.hard_cutoff IS DISTINCT FROM new.hard_cutoff))) EXECUTE FUNCTION public.hint_budget_change();
+CREATE TRIGGER dispatcher_budget_hint AFTER UPDATE OF status, monthly_limit_usd, hard_cutoff ON public.agent_budgets FOR EACH ROW WHEN (((old.status IS DISTINCT FROM new.status) OR (old.monthly_limit_usd IS DISTINCT FROM new.monthly_limit_usd) OR (old.hard_cutoff IS DISTINCT FROM new.hard_cutoff))) EXECUTE FUNCTION dispatcher.hint_budget_change();
 
-CREATE TRIGGER dispatcher_inbox_insert_hint AFTER INSERT ON public.agent_inbox_items REFERENCING NEW TABLE AS new_items FOR EACH STATEMENT EXECUTE FUNCTION public.hint_inbox_insert();
+CREATE TRIGGER dispatcher_inbox_insert_hint AFTER INSERT ON public.agent_inbox_items REFERENCING NEW TABLE AS new_items FOR EACH STATEMENT EXECUTE FUNCTION dispatcher.hint_inbox_insert();
 
-CREATE TRIGGER dispatcher_inbox_update_note AFTER UPDATE OF status ON public.agent_inbox_items FOR EACH ROW WHEN ((old.status IS DISTINCT FROM new.status)) EXECUTE FUNCTION public.note_inbox_update();
+CREATE TRIGGER dispatcher_inbox_update_note AFTER UPDATE OF status ON public.agent_inbox_items FOR EACH ROW WHEN ((old.status IS DISTINCT FROM new.status)) EXECUTE FUNCTION dispatcher.note_inbox_update();
 
-CREATE TRIGGER workflow_agent_routing_hint AFTER INSERT OR UPDATE ON public.workflow_agent_routing FOR EACH ROW EXECUTE FUNCTION public.hint_workflow_rules();
+CREATE TRIGGER workflow_agent_routing_hint AFTER INSERT OR UPDATE ON public.workflow_agent_routing FOR EACH ROW EXECUTE FUNCTION dispatcher.hint_workflow_rules();
 
-CREATE TRIGGER workflow_run_events_append_only BEFORE UPDATE ON public.workflow_run_events FOR EACH ROW EXECUTE FUNCTION public.refuse_workflow_event_change();
+CREATE TRIGGER workflow_run_events_append_only BEFORE UPDATE ON public.workflow_run_events FOR EACH ROW EXECUTE FUNCTION dispatcher.refuse_workflow_event_change();
 
-CREATE TRIGGER workflow_runs_guard BEFORE UPDATE ON public.workflow_runs FOR EACH ROW EXECUTE FUNCTION public.guard_workflow_transition();
+CREATE TRIGGER workflow_runs_guard BEFORE UPDATE ON public.workflow_runs FOR EACH ROW EXECUTE FUNCTION dispatcher.guard_workflow_transition();
 
-CREATE TRIGGER workflow_runs_insert_hint AFTER INSERT ON public.workflow_runs REFERENCING NEW TABLE AS new_runs FOR EACH STATEMENT EXECUTE FUNCTION public.hint_workflow_insert();
+CREATE TRIGGER workflow_runs_insert_hint AFTER INSERT ON public.workflow_runs REFERENCING NEW TABLE AS new_runs FOR EACH STATEMENT EXECUTE FUNCTION dispatcher.hint_workflow_insert();
 
-CREATE TRIGGER workflow_runs_prepare BEFORE INSERT ON public.workflow_runs FOR EACH ROW EXECUTE FUNCTION public.prepare_workflow_run();
+CREATE TRIGGER workflow_runs_prepare BEFORE INSERT ON public.workflow_runs FOR EACH ROW EXECUTE FUNCTION dispatcher.prepare_workflow_run();
 
-CREATE TRIGGER workflow_runs_record AFTER UPDATE ON public.workflow_runs FOR EACH ROW WHEN (((old.status IS DISTINCT FROM new.status) OR (old.dispatch_attempts IS DISTINCT FROM new.dispatch_attempts))) EXECUTE FUNCTION public.record_workflow_transition();
+CREATE TRIGGER workflow_runs_record AFTER UPDATE ON public.workflow_runs FOR EACH ROW WHEN (((old.status IS DISTINCT FROM new.status) OR (old.dispatch_attempts IS DISTINCT FROM new.dispatch_attempts))) EXECUTE FUNCTION dispatcher.record_workflow_transition();
 
-CREATE TRIGGER workflow_runs_update_hint AFTER UPDATE OF status ON public.workflow_runs FOR EACH ROW WHEN (((old.status IS DISTINCT FROM new.status) AND (new.status = ANY (ARRAY['queued'::text, 'completed'::text, 'failed'::text, 'timed_out'::text, 'cancelled'::text])))) EXECUTE FUNCTION public.hint_workflow_update();
+CREATE TRIGGER workflow_runs_update_hint AFTER UPDATE OF status ON public.workflow_runs FOR EACH ROW WHEN (((old.status IS DISTINCT FROM new.status) AND (new.status = ANY (ARRAY['queued'::text, 'completed'::text, 'failed'::text, 'timed_out'::text, 'cancelled'::text])))) EXECUTE FUNCTION dispatcher.hint_workflow_update();
 
 ALTER TABLE ONLY public.agent_budgets
     ADD CONSTRAINT agent_budgets_agent_id_fkey FOREIGN KEY (agent_id) REFERENCES public.agents(id) ON DELETE CASCADE;
@@ -5368,66 +5391,365 @@ ALTER TABLE public.workflow_runs ENABLE ROW LEVEL SECURITY;
 
 ALTER TABLE public.workspace ENABLE ROW LEVEL SECURITY;
 
+GRANT USAGE ON SCHEMA dispatcher TO service_role;
+
 GRANT USAGE ON SCHEMA public TO anon;
 GRANT USAGE ON SCHEMA public TO authenticated;
 GRANT USAGE ON SCHEMA public TO service_role;
 
-REVOKE ALL ON FUNCTION public.adopt_wake(p_instance_id uuid, p_wake_id uuid, p_claim_token uuid, p_host_id text, p_pid integer, p_pid_started_at double precision) FROM PUBLIC;
-GRANT ALL ON FUNCTION public.adopt_wake(p_instance_id uuid, p_wake_id uuid, p_claim_token uuid, p_host_id text, p_pid integer, p_pid_started_at double precision) TO service_role;
+REVOKE ALL ON FUNCTION dispatcher.audit_workflow_action(p_tenant_id uuid, p_actor text, p_action text, p_class text, p_severity text, p_target text, p_before jsonb, p_after jsonb, p_allowed boolean) FROM PUBLIC;
+GRANT ALL ON FUNCTION dispatcher.audit_workflow_action(p_tenant_id uuid, p_actor text, p_action text, p_class text, p_severity text, p_target text, p_before jsonb, p_after jsonb, p_allowed boolean) TO service_role;
 
-REVOKE ALL ON FUNCTION public.audit_workflow_action(p_tenant_id uuid, p_actor text, p_action text, p_class text, p_severity text, p_target text, p_before jsonb, p_after jsonb, p_allowed boolean) FROM PUBLIC;
-GRANT ALL ON FUNCTION public.audit_workflow_action(p_tenant_id uuid, p_actor text, p_action text, p_class text, p_severity text, p_target text, p_before jsonb, p_after jsonb, p_allowed boolean) TO service_role;
-
-REVOKE ALL ON FUNCTION public.book_lost_claim_usage(p_tenant_id uuid, p_run_id uuid, p_session text, p_claim_token uuid, p_usage jsonb) FROM PUBLIC;
-GRANT ALL ON FUNCTION public.book_lost_claim_usage(p_tenant_id uuid, p_run_id uuid, p_session text, p_claim_token uuid, p_usage jsonb) TO service_role;
+REVOKE ALL ON FUNCTION dispatcher.book_lost_claim_usage(p_tenant_id uuid, p_run_id uuid, p_session text, p_claim_token uuid, p_usage jsonb) FROM PUBLIC;
+GRANT ALL ON FUNCTION dispatcher.book_lost_claim_usage(p_tenant_id uuid, p_run_id uuid, p_session text, p_claim_token uuid, p_usage jsonb) TO service_role;
 
 GRANT ALL ON TABLE public.workflow_runs TO service_role;
 GRANT SELECT ON TABLE public.workflow_runs TO authenticated;
 
-REVOKE ALL ON FUNCTION public.book_workflow_usage(p_run public.workflow_runs, p_usage jsonb) FROM PUBLIC;
-GRANT ALL ON FUNCTION public.book_workflow_usage(p_run public.workflow_runs, p_usage jsonb) TO service_role;
+REVOKE ALL ON FUNCTION dispatcher.book_workflow_usage(p_run public.workflow_runs, p_usage jsonb) FROM PUBLIC;
+GRANT ALL ON FUNCTION dispatcher.book_workflow_usage(p_run public.workflow_runs, p_usage jsonb) TO service_role;
 
-REVOKE ALL ON FUNCTION public.broadcast_budget_event(p_tenant_id uuid, p_frame jsonb) FROM PUBLIC;
-GRANT ALL ON FUNCTION public.broadcast_budget_event(p_tenant_id uuid, p_frame jsonb) TO service_role;
+REVOKE ALL ON FUNCTION dispatcher.broadcast_budget_event(p_tenant_id uuid, p_frame jsonb) FROM PUBLIC;
+GRANT ALL ON FUNCTION dispatcher.broadcast_budget_event(p_tenant_id uuid, p_frame jsonb) TO service_role;
 
-REVOKE ALL ON FUNCTION public.broadcast_hints_available() FROM PUBLIC;
-GRANT ALL ON FUNCTION public.broadcast_hints_available() TO service_role;
+REVOKE ALL ON FUNCTION dispatcher.broadcast_hints_available() FROM PUBLIC;
+GRANT ALL ON FUNCTION dispatcher.broadcast_hints_available() TO service_role;
 
-REVOKE ALL ON FUNCTION public.budget_blocks(p_agent_id uuid, p_now timestamp with time zone) FROM PUBLIC;
-GRANT ALL ON FUNCTION public.budget_blocks(p_agent_id uuid, p_now timestamp with time zone) TO service_role;
+REVOKE ALL ON FUNCTION dispatcher.budget_blocks(p_agent_id uuid, p_now timestamp with time zone) FROM PUBLIC;
+GRANT ALL ON FUNCTION dispatcher.budget_blocks(p_agent_id uuid, p_now timestamp with time zone) TO service_role;
 
-REVOKE ALL ON FUNCTION public.budget_frame(p_budget jsonb, p_kind text) FROM PUBLIC;
-GRANT ALL ON FUNCTION public.budget_frame(p_budget jsonb, p_kind text) TO service_role;
+REVOKE ALL ON FUNCTION dispatcher.budget_frame(p_budget jsonb, p_kind text) FROM PUBLIC;
+GRANT ALL ON FUNCTION dispatcher.budget_frame(p_budget jsonb, p_kind text) TO service_role;
 
-REVOKE ALL ON FUNCTION public.budget_holds(p_budgets jsonb, p_groups jsonb) FROM PUBLIC;
-GRANT ALL ON FUNCTION public.budget_holds(p_budgets jsonb, p_groups jsonb) TO service_role;
+REVOKE ALL ON FUNCTION dispatcher.budget_holds(p_budgets jsonb, p_groups jsonb) FROM PUBLIC;
+GRANT ALL ON FUNCTION dispatcher.budget_holds(p_budgets jsonb, p_groups jsonb) TO service_role;
 
-REVOKE ALL ON FUNCTION public.budget_ledger(p_tenant_id uuid, p_limit integer) FROM PUBLIC;
-GRANT ALL ON FUNCTION public.budget_ledger(p_tenant_id uuid, p_limit integer) TO service_role;
+REVOKE ALL ON FUNCTION dispatcher.budget_periods(p_tenant_id uuid, p_now timestamp with time zone) FROM PUBLIC;
+GRANT ALL ON FUNCTION dispatcher.budget_periods(p_tenant_id uuid, p_now timestamp with time zone) TO service_role;
 
-REVOKE ALL ON FUNCTION public.budget_periods(p_tenant_id uuid, p_now timestamp with time zone) FROM PUBLIC;
-GRANT ALL ON FUNCTION public.budget_periods(p_tenant_id uuid, p_now timestamp with time zone) TO service_role;
+REVOKE ALL ON FUNCTION dispatcher.budget_states(p_budgets jsonb) FROM PUBLIC;
+GRANT ALL ON FUNCTION dispatcher.budget_states(p_budgets jsonb) TO service_role;
 
-REVOKE ALL ON FUNCTION public.budget_states(p_budgets jsonb) FROM PUBLIC;
-GRANT ALL ON FUNCTION public.budget_states(p_budgets jsonb) TO service_role;
-
-REVOKE ALL ON FUNCTION public.budget_verdict(p_budgets jsonb, p_agent_id text, p_department_id text, p_workflow_type text, p_usd numeric, p_tokens numeric, OUT verdict text, OUT holders uuid[], OUT warned integer) FROM PUBLIC;
-GRANT ALL ON FUNCTION public.budget_verdict(p_budgets jsonb, p_agent_id text, p_department_id text, p_workflow_type text, p_usd numeric, p_tokens numeric, OUT verdict text, OUT holders uuid[], OUT warned integer) TO service_role;
+REVOKE ALL ON FUNCTION dispatcher.budget_verdict(p_budgets jsonb, p_agent_id text, p_department_id text, p_workflow_type text, p_usd numeric, p_tokens numeric, OUT verdict text, OUT holders uuid[], OUT warned integer) FROM PUBLIC;
+GRANT ALL ON FUNCTION dispatcher.budget_verdict(p_budgets jsonb, p_agent_id text, p_department_id text, p_workflow_type text, p_usd numeric, p_tokens numeric, OUT verdict text, OUT holders uuid[], OUT warned integer) TO service_role;
 
 GRANT ALL ON TABLE public.dispatcher_instances TO service_role;
 GRANT SELECT ON TABLE public.dispatcher_instances TO authenticated;
 
-REVOKE ALL ON FUNCTION public.bury_spent_items(p_instance public.dispatcher_instances) FROM PUBLIC;
-GRANT ALL ON FUNCTION public.bury_spent_items(p_instance public.dispatcher_instances) TO service_role;
+REVOKE ALL ON FUNCTION dispatcher.bury_spent_items(p_instance public.dispatcher_instances) FROM PUBLIC;
+GRANT ALL ON FUNCTION dispatcher.bury_spent_items(p_instance public.dispatcher_instances) TO service_role;
+
+REVOKE ALL ON FUNCTION dispatcher.claim_one_wake(p_instance public.dispatcher_instances, p_agent_id uuid, p_path text, p_item_ids uuid[], p_request uuid) FROM PUBLIC;
+GRANT ALL ON FUNCTION dispatcher.claim_one_wake(p_instance public.dispatcher_instances, p_agent_id uuid, p_path text, p_item_ids uuid[], p_request uuid) TO service_role;
+
+REVOKE ALL ON FUNCTION dispatcher.claim_waiting_wakes(p_instance_id uuid, p_limit integer, p_request uuid) FROM PUBLIC;
+GRANT ALL ON FUNCTION dispatcher.claim_waiting_wakes(p_instance_id uuid, p_limit integer, p_request uuid) TO service_role;
+
+REVOKE ALL ON FUNCTION dispatcher.clean_inbox_reason(p_reason text) FROM PUBLIC;
+GRANT ALL ON FUNCTION dispatcher.clean_inbox_reason(p_reason text) TO service_role;
+
+REVOKE ALL ON FUNCTION dispatcher.complete_workflow_row(p_run public.workflow_runs) FROM PUBLIC;
+GRANT ALL ON FUNCTION dispatcher.complete_workflow_row(p_run public.workflow_runs) TO service_role;
+
+REVOKE ALL ON FUNCTION dispatcher.dispatch_queued_runs(p_tenant_id uuid, p_settings jsonb, p_estimates jsonb, p_budgets jsonb) FROM PUBLIC;
+GRANT ALL ON FUNCTION dispatcher.dispatch_queued_runs(p_tenant_id uuid, p_settings jsonb, p_estimates jsonb, p_budgets jsonb) TO service_role;
+
+REVOKE ALL ON FUNCTION dispatcher.dispatch_workflow_run(p_run_id uuid, p_agent_id text, p_usd numeric, p_tokens numeric) FROM PUBLIC;
+GRANT ALL ON FUNCTION dispatcher.dispatch_workflow_run(p_run_id uuid, p_agent_id text, p_usd numeric, p_tokens numeric) TO service_role;
+
+REVOKE ALL ON FUNCTION dispatcher.dispatcher_gateway_topic(p_gateway_id uuid) FROM PUBLIC;
+GRANT ALL ON FUNCTION dispatcher.dispatcher_gateway_topic(p_gateway_id uuid) TO service_role;
+
+REVOKE ALL ON FUNCTION dispatcher.end_wake(p_wake_id uuid, p_claim_token uuid, p_ending text, p_exit_code integer, p_error text) FROM PUBLIC;
+GRANT ALL ON FUNCTION dispatcher.end_wake(p_wake_id uuid, p_claim_token uuid, p_ending text, p_exit_code integer, p_error text) TO service_role;
+
+REVOKE ALL ON FUNCTION dispatcher.end_workflow_claim(p_run public.workflow_runs, p_as text) FROM PUBLIC;
+GRANT ALL ON FUNCTION dispatcher.end_workflow_claim(p_run public.workflow_runs, p_as text) TO service_role;
+
+REVOKE ALL ON FUNCTION dispatcher.enforce_budgets(p_tenant_id uuid, p_budgets jsonb, p_estimates jsonb, OUT stopped integer, OUT budgets jsonb, OUT event_error text) FROM PUBLIC;
+GRANT ALL ON FUNCTION dispatcher.enforce_budgets(p_tenant_id uuid, p_budgets jsonb, p_estimates jsonb, OUT stopped integer, OUT budgets jsonb, OUT event_error text) TO service_role;
+
+REVOKE ALL ON FUNCTION dispatcher.evaluate_budgets(p_tenant_id uuid, p_estimates jsonb, p_now timestamp with time zone) FROM PUBLIC;
+GRANT ALL ON FUNCTION dispatcher.evaluate_budgets(p_tenant_id uuid, p_estimates jsonb, p_now timestamp with time zone) TO service_role;
+
+REVOKE ALL ON FUNCTION dispatcher.expire_stale_items(p_instance public.dispatcher_instances) FROM PUBLIC;
+GRANT ALL ON FUNCTION dispatcher.expire_stale_items(p_instance public.dispatcher_instances) TO service_role;
+
+REVOKE ALL ON FUNCTION dispatcher.fill_waitlist(p_instance public.dispatcher_instances) FROM PUBLIC;
+GRANT ALL ON FUNCTION dispatcher.fill_waitlist(p_instance public.dispatcher_instances) TO service_role;
+
+REVOKE ALL ON FUNCTION dispatcher.find_inbox_agent(p_tenant_id uuid, p_agent_slug text) FROM PUBLIC;
+GRANT ALL ON FUNCTION dispatcher.find_inbox_agent(p_tenant_id uuid, p_agent_slug text) TO service_role;
+
+GRANT ALL ON TABLE public.agent_wakes TO service_role;
+GRANT SELECT ON TABLE public.agent_wakes TO authenticated;
+
+REVOKE ALL ON FUNCTION dispatcher.find_sender_wake(p_agent_id uuid) FROM PUBLIC;
+GRANT ALL ON FUNCTION dispatcher.find_sender_wake(p_agent_id uuid) TO service_role;
+
+REVOKE ALL ON FUNCTION dispatcher.finish_workflow_run(p_tenant_id uuid, p_run_id uuid, p_session text, p_claim_token uuid, p_status text, p_output jsonb, p_error text, p_usage jsonb) FROM PUBLIC;
+GRANT ALL ON FUNCTION dispatcher.finish_workflow_run(p_tenant_id uuid, p_run_id uuid, p_session text, p_claim_token uuid, p_status text, p_output jsonb, p_error text, p_usage jsonb) TO service_role;
+
+REVOKE ALL ON FUNCTION dispatcher.gateway_backlog(p_gateway_id uuid) FROM PUBLIC;
+GRANT ALL ON FUNCTION dispatcher.gateway_backlog(p_gateway_id uuid) TO service_role;
+
+REVOKE ALL ON FUNCTION dispatcher.gateway_of_workflow_agent(p_tenant_id uuid, p_agent_id text) FROM PUBLIC;
+GRANT ALL ON FUNCTION dispatcher.gateway_of_workflow_agent(p_tenant_id uuid, p_agent_id text) TO service_role;
+
+REVOKE ALL ON FUNCTION dispatcher.gateway_settings(p_gateway_id uuid) FROM PUBLIC;
+GRANT ALL ON FUNCTION dispatcher.gateway_settings(p_gateway_id uuid) TO service_role;
+
+REVOKE ALL ON FUNCTION dispatcher.give_up_item(p_item_id uuid, p_reason text) FROM PUBLIC;
+GRANT ALL ON FUNCTION dispatcher.give_up_item(p_item_id uuid, p_reason text) TO service_role;
+
+REVOKE ALL ON FUNCTION dispatcher.guard_workflow_transition() FROM PUBLIC;
+GRANT ALL ON FUNCTION dispatcher.guard_workflow_transition() TO service_role;
+
+REVOKE ALL ON FUNCTION dispatcher.hint_agent_change() FROM PUBLIC;
+GRANT ALL ON FUNCTION dispatcher.hint_agent_change() TO service_role;
+
+REVOKE ALL ON FUNCTION dispatcher.hint_budget_change() FROM PUBLIC;
+GRANT ALL ON FUNCTION dispatcher.hint_budget_change() TO service_role;
+
+REVOKE ALL ON FUNCTION dispatcher.hint_inbox_insert() FROM PUBLIC;
+GRANT ALL ON FUNCTION dispatcher.hint_inbox_insert() TO service_role;
+
+REVOKE ALL ON FUNCTION dispatcher.hint_workflow_daemons(p_tenant_id uuid, p_run_id uuid) FROM PUBLIC;
+GRANT ALL ON FUNCTION dispatcher.hint_workflow_daemons(p_tenant_id uuid, p_run_id uuid) TO service_role;
+
+REVOKE ALL ON FUNCTION dispatcher.hint_workflow_insert() FROM PUBLIC;
+GRANT ALL ON FUNCTION dispatcher.hint_workflow_insert() TO service_role;
+
+REVOKE ALL ON FUNCTION dispatcher.hint_workflow_rules() FROM PUBLIC;
+GRANT ALL ON FUNCTION dispatcher.hint_workflow_rules() TO service_role;
+
+REVOKE ALL ON FUNCTION dispatcher.hint_workflow_update() FROM PUBLIC;
+GRANT ALL ON FUNCTION dispatcher.hint_workflow_update() TO service_role;
+
+REVOKE ALL ON FUNCTION dispatcher.inbox_close_verdict(p_item_id uuid, p_code text) FROM PUBLIC;
+GRANT ALL ON FUNCTION dispatcher.inbox_close_verdict(p_item_id uuid, p_code text) TO service_role;
+
+REVOKE ALL ON FUNCTION dispatcher.inbox_items_of_lease(p_agent_id uuid, p_lease_token uuid) FROM PUBLIC;
+GRANT ALL ON FUNCTION dispatcher.inbox_items_of_lease(p_agent_id uuid, p_lease_token uuid) TO service_role;
+
+REVOKE ALL ON FUNCTION dispatcher.inbox_post_key(p_request_key text, p_wake_id uuid, p_content text, p_at timestamp with time zone) FROM PUBLIC;
+GRANT ALL ON FUNCTION dispatcher.inbox_post_key(p_request_key text, p_wake_id uuid, p_content text, p_at timestamp with time zone) TO service_role;
+
+REVOKE ALL ON FUNCTION dispatcher.inbox_retry_delay(p_attempt integer) FROM PUBLIC;
+GRANT ALL ON FUNCTION dispatcher.inbox_retry_delay(p_attempt integer) TO service_role;
+
+REVOKE ALL ON FUNCTION dispatcher.is_in_budget_scope(p_scope text, p_scope_id text, p_agent_id text, p_department_id text, p_workflow_type text) FROM PUBLIC;
+GRANT ALL ON FUNCTION dispatcher.is_in_budget_scope(p_scope text, p_scope_id text, p_agent_id text, p_department_id text, p_workflow_type text) TO service_role;
+
+REVOKE ALL ON FUNCTION dispatcher.is_instance_silent(p_instance public.dispatcher_instances) FROM PUBLIC;
+GRANT ALL ON FUNCTION dispatcher.is_instance_silent(p_instance public.dispatcher_instances) TO service_role;
+
+REVOKE ALL ON FUNCTION dispatcher.lease_busy_inbox_item(p_agent_id uuid, p_lease_seconds integer, p_lease_token uuid, p_wake_id uuid) FROM PUBLIC;
+GRANT ALL ON FUNCTION dispatcher.lease_busy_inbox_item(p_agent_id uuid, p_lease_seconds integer, p_lease_token uuid, p_wake_id uuid) TO service_role;
+
+REVOKE ALL ON FUNCTION dispatcher.lease_one_inbox_item(p_item_id uuid, p_lease_seconds integer, p_lease_token uuid, p_wake_id uuid) FROM PUBLIC;
+GRANT ALL ON FUNCTION dispatcher.lease_one_inbox_item(p_item_id uuid, p_lease_seconds integer, p_lease_token uuid, p_wake_id uuid) TO service_role;
+
+REVOKE ALL ON FUNCTION dispatcher.lock_inbox_lease(p_item_id uuid, p_lease_token uuid, p_outcomes text[]) FROM PUBLIC;
+GRANT ALL ON FUNCTION dispatcher.lock_inbox_lease(p_item_id uuid, p_lease_token uuid, p_outcomes text[]) TO service_role;
+
+REVOKE ALL ON FUNCTION dispatcher.lock_workflow_run(p_tenant_id uuid, p_run_id uuid) FROM PUBLIC;
+GRANT ALL ON FUNCTION dispatcher.lock_workflow_run(p_tenant_id uuid, p_run_id uuid) TO service_role;
+
+REVOKE ALL ON FUNCTION dispatcher.mark_agent_stalled(p_agent_id uuid) FROM PUBLIC;
+GRANT ALL ON FUNCTION dispatcher.mark_agent_stalled(p_agent_id uuid) TO service_role;
+
+REVOKE ALL ON FUNCTION dispatcher.mark_unrouted_runs(p_tenant_id uuid) FROM PUBLIC;
+GRANT ALL ON FUNCTION dispatcher.mark_unrouted_runs(p_tenant_id uuid) TO service_role;
+
+REVOKE ALL ON FUNCTION dispatcher.merge_inbox_context(p_context jsonb, p_changes jsonb) FROM PUBLIC;
+GRANT ALL ON FUNCTION dispatcher.merge_inbox_context(p_context jsonb, p_changes jsonb) TO service_role;
+
+REVOKE ALL ON FUNCTION dispatcher.next_workflow_moment(p_tenant_id uuid, p_settings jsonb) FROM PUBLIC;
+GRANT ALL ON FUNCTION dispatcher.next_workflow_moment(p_tenant_id uuid, p_settings jsonb) TO service_role;
+
+REVOKE ALL ON FUNCTION dispatcher.note_held_runs(p_tenant_id uuid, p_budgets jsonb, p_holders uuid[]) FROM PUBLIC;
+GRANT ALL ON FUNCTION dispatcher.note_held_runs(p_tenant_id uuid, p_budgets jsonb, p_holders uuid[]) TO service_role;
+
+REVOKE ALL ON FUNCTION dispatcher.note_inbox_update() FROM PUBLIC;
+GRANT ALL ON FUNCTION dispatcher.note_inbox_update() TO service_role;
+
+REVOKE ALL ON FUNCTION dispatcher.note_wake_progress(p_run public.workflow_runs) FROM PUBLIC;
+GRANT ALL ON FUNCTION dispatcher.note_wake_progress(p_run public.workflow_runs) TO service_role;
+
+REVOKE ALL ON FUNCTION dispatcher.note_workflow_actor(p_actor text, p_reason text) FROM PUBLIC;
+GRANT ALL ON FUNCTION dispatcher.note_workflow_actor(p_actor text, p_reason text) TO service_role;
+
+REVOKE ALL ON FUNCTION dispatcher.open_wake_facts(p_wake public.agent_wakes) FROM PUBLIC;
+GRANT ALL ON FUNCTION dispatcher.open_wake_facts(p_wake public.agent_wakes) TO service_role;
+
+REVOKE ALL ON FUNCTION dispatcher.open_wakes_of_others(p_instance_id uuid) FROM PUBLIC;
+GRANT ALL ON FUNCTION dispatcher.open_wakes_of_others(p_instance_id uuid) TO service_role;
+
+REVOKE ALL ON FUNCTION dispatcher.orphan_after_seconds(p_settings jsonb) FROM PUBLIC;
+GRANT ALL ON FUNCTION dispatcher.orphan_after_seconds(p_settings jsonb) TO service_role;
+
+REVOKE ALL ON FUNCTION dispatcher.prepare_workflow_run() FROM PUBLIC;
+GRANT ALL ON FUNCTION dispatcher.prepare_workflow_run() TO service_role;
+
+REVOKE ALL ON FUNCTION dispatcher.prune_workflow_rows(p_tenant_id uuid) FROM PUBLIC;
+GRANT ALL ON FUNCTION dispatcher.prune_workflow_rows(p_tenant_id uuid) TO service_role;
+
+REVOKE ALL ON FUNCTION dispatcher.record_budget_event(p_tenant_id uuid, p_budget jsonb, p_kind text, p_detail jsonb) FROM PUBLIC;
+GRANT ALL ON FUNCTION dispatcher.record_budget_event(p_tenant_id uuid, p_budget jsonb, p_kind text, p_detail jsonb) TO service_role;
+
+REVOKE ALL ON FUNCTION dispatcher.record_budget_recoveries(p_tenant_id uuid, p_budgets jsonb) FROM PUBLIC;
+GRANT ALL ON FUNCTION dispatcher.record_budget_recoveries(p_tenant_id uuid, p_budgets jsonb) TO service_role;
+
+REVOKE ALL ON FUNCTION dispatcher.record_workflow_transition() FROM PUBLIC;
+GRANT ALL ON FUNCTION dispatcher.record_workflow_transition() TO service_role;
+
+REVOKE ALL ON FUNCTION dispatcher.refuse_workflow_caller(p_code text, p_run public.workflow_runs, p_tenant_id uuid, p_run_id uuid, p_session text, p_claim_token uuid, p_usage jsonb) FROM PUBLIC;
+GRANT ALL ON FUNCTION dispatcher.refuse_workflow_caller(p_code text, p_run public.workflow_runs, p_tenant_id uuid, p_run_id uuid, p_session text, p_claim_token uuid, p_usage jsonb) TO service_role;
+
+REVOKE ALL ON FUNCTION dispatcher.refuse_workflow_event_change() FROM PUBLIC;
+GRANT ALL ON FUNCTION dispatcher.refuse_workflow_event_change() TO service_role;
+
+REVOKE ALL ON FUNCTION dispatcher.release_stale_claims(p_tenant_id uuid, p_settings jsonb) FROM PUBLIC;
+GRANT ALL ON FUNCTION dispatcher.release_stale_claims(p_tenant_id uuid, p_settings jsonb) TO service_role;
+
+REVOKE ALL ON FUNCTION dispatcher.release_wake_leases(p_wake public.agent_wakes, p_give_back boolean, p_reason text) FROM PUBLIC;
+GRANT ALL ON FUNCTION dispatcher.release_wake_leases(p_wake public.agent_wakes, p_give_back boolean, p_reason text) TO service_role;
+
+REVOKE ALL ON FUNCTION dispatcher.renew_wake_leases(p_instance_id uuid, p_wake_ids uuid[], p_lease_seconds integer) FROM PUBLIC;
+GRANT ALL ON FUNCTION dispatcher.renew_wake_leases(p_instance_id uuid, p_wake_ids uuid[], p_lease_seconds integer) TO service_role;
+
+REVOKE ALL ON FUNCTION dispatcher.reserve_in_budgets(p_budgets jsonb, p_agent_id text, p_department_id text, p_workflow_type text, p_usd numeric, p_tokens numeric) FROM PUBLIC;
+GRANT ALL ON FUNCTION dispatcher.reserve_in_budgets(p_budgets jsonb, p_agent_id text, p_department_id text, p_workflow_type text, p_usd numeric, p_tokens numeric) TO service_role;
+
+REVOKE ALL ON FUNCTION dispatcher.reset_wake_failures(p_agent_id uuid) FROM PUBLIC;
+GRANT ALL ON FUNCTION dispatcher.reset_wake_failures(p_agent_id uuid) TO service_role;
+
+REVOKE ALL ON FUNCTION dispatcher.restrict_functions(p_names text[]) FROM PUBLIC;
+GRANT ALL ON FUNCTION dispatcher.restrict_functions(p_names text[]) TO service_role;
+
+REVOKE ALL ON FUNCTION dispatcher.retry_stale_dispatches(p_tenant_id uuid, p_settings jsonb, p_estimates jsonb, p_budgets jsonb) FROM PUBLIC;
+GRANT ALL ON FUNCTION dispatcher.retry_stale_dispatches(p_tenant_id uuid, p_settings jsonb, p_estimates jsonb, p_budgets jsonb) TO service_role;
+
+REVOKE ALL ON FUNCTION dispatcher.return_workflow_run(p_run public.workflow_runs, p_how text) FROM PUBLIC;
+GRANT ALL ON FUNCTION dispatcher.return_workflow_run(p_run public.workflow_runs, p_how text) TO service_role;
+
+REVOKE ALL ON FUNCTION dispatcher.running_instance(p_instance_id uuid) FROM PUBLIC;
+GRANT ALL ON FUNCTION dispatcher.running_instance(p_instance_id uuid) TO service_role;
+
+REVOKE ALL ON FUNCTION dispatcher.send_gateway_hint(p_gateway_id uuid, p_event text, p_payload jsonb) FROM PUBLIC;
+GRANT ALL ON FUNCTION dispatcher.send_gateway_hint(p_gateway_id uuid, p_event text, p_payload jsonb) TO service_role;
+
+REVOKE ALL ON FUNCTION dispatcher.settle_stalled_agents(p_instance public.dispatcher_instances) FROM PUBLIC;
+GRANT ALL ON FUNCTION dispatcher.settle_stalled_agents(p_instance public.dispatcher_instances) TO service_role;
+
+REVOKE ALL ON FUNCTION dispatcher.settle_workflow_claim(p_run public.workflow_runs, p_as text) FROM PUBLIC;
+GRANT ALL ON FUNCTION dispatcher.settle_workflow_claim(p_run public.workflow_runs, p_as text) TO service_role;
+
+REVOKE ALL ON FUNCTION dispatcher.spend_attempt_of_lost_wake(p_wake public.agent_wakes) FROM PUBLIC;
+GRANT ALL ON FUNCTION dispatcher.spend_attempt_of_lost_wake(p_wake public.agent_wakes) TO service_role;
+
+REVOKE ALL ON FUNCTION dispatcher.start_wake(p_wake_id uuid, p_claim_token uuid, p_host_id text, p_pid integer, p_pid_started_at double precision) FROM PUBLIC;
+GRANT ALL ON FUNCTION dispatcher.start_wake(p_wake_id uuid, p_claim_token uuid, p_host_id text, p_pid integer, p_pid_started_at double precision) TO service_role;
+
+REVOKE ALL ON FUNCTION dispatcher.start_workflow_run(p_run public.workflow_runs) FROM PUBLIC;
+GRANT ALL ON FUNCTION dispatcher.start_workflow_run(p_run public.workflow_runs) TO service_role;
+
+REVOKE ALL ON FUNCTION dispatcher.stop_runs_of_budget(p_tenant_id uuid, p_budget jsonb) FROM PUBLIC;
+GRANT ALL ON FUNCTION dispatcher.stop_runs_of_budget(p_tenant_id uuid, p_budget jsonb) TO service_role;
+
+REVOKE ALL ON FUNCTION dispatcher.stop_wake_chains(p_instance public.dispatcher_instances) FROM PUBLIC;
+GRANT ALL ON FUNCTION dispatcher.stop_wake_chains(p_instance public.dispatcher_instances) TO service_role;
+
+REVOKE ALL ON FUNCTION dispatcher.stop_workflow_run(p_run public.workflow_runs, p_error text) FROM PUBLIC;
+GRANT ALL ON FUNCTION dispatcher.stop_workflow_run(p_run public.workflow_runs, p_error text) TO service_role;
+
+REVOKE ALL ON FUNCTION dispatcher.tell_budget_event(p_tenant_id uuid, p_budget jsonb, p_kind text, p_detail jsonb) FROM PUBLIC;
+GRANT ALL ON FUNCTION dispatcher.tell_budget_event(p_tenant_id uuid, p_budget jsonb, p_kind text, p_detail jsonb) TO service_role;
+
+REVOKE ALL ON FUNCTION dispatcher.tight_budgets(p_budgets jsonb, p_estimates jsonb, p_runs integer) FROM PUBLIC;
+GRANT ALL ON FUNCTION dispatcher.tight_budgets(p_budgets jsonb, p_estimates jsonb, p_runs integer) TO service_role;
+
+REVOKE ALL ON FUNCTION dispatcher.time_out_runs(p_tenant_id uuid) FROM PUBLIC;
+GRANT ALL ON FUNCTION dispatcher.time_out_runs(p_tenant_id uuid) TO service_role;
+
+REVOKE ALL ON FUNCTION dispatcher.wait_for_next_wake(p_agent_id uuid, p_settings jsonb, p_since timestamp with time zone) FROM PUBLIC;
+GRANT ALL ON FUNCTION dispatcher.wait_for_next_wake(p_agent_id uuid, p_settings jsonb, p_since timestamp with time zone) TO service_role;
+
+REVOKE ALL ON FUNCTION dispatcher.waiting_workflow_groups(p_tenant_id uuid, p_estimates jsonb, p_budgets jsonb) FROM PUBLIC;
+GRANT ALL ON FUNCTION dispatcher.waiting_workflow_groups(p_tenant_id uuid, p_estimates jsonb, p_budgets jsonb) TO service_role;
+
+REVOKE ALL ON FUNCTION dispatcher.wake_blockers(p_item_id uuid) FROM PUBLIC;
+GRANT ALL ON FUNCTION dispatcher.wake_blockers(p_item_id uuid) TO service_role;
+
+REVOKE ALL ON FUNCTION dispatcher.wake_chain_limit(p_settings jsonb) FROM PUBLIC;
+GRANT ALL ON FUNCTION dispatcher.wake_chain_limit(p_settings jsonb) TO service_role;
+
+GRANT ALL ON TABLE public.agent_wake_state TO service_role;
+GRANT SELECT ON TABLE public.agent_wake_state TO authenticated;
+
+REVOKE ALL ON FUNCTION dispatcher.wake_cooldown_ends(p_state public.agent_wake_state, p_settings jsonb) FROM PUBLIC;
+GRANT ALL ON FUNCTION dispatcher.wake_cooldown_ends(p_state public.agent_wake_state, p_settings jsonb) TO service_role;
+
+REVOKE ALL ON FUNCTION dispatcher.wake_end_state(p_wake public.agent_wakes, p_ending text, p_exit_code integer) FROM PUBLIC;
+GRANT ALL ON FUNCTION dispatcher.wake_end_state(p_wake public.agent_wakes, p_ending text, p_exit_code integer) TO service_role;
+
+REVOKE ALL ON FUNCTION dispatcher.wake_gates(p_agent_id uuid, p_settings jsonb, p_all boolean, OUT blocked text[], OUT retry_at timestamp with time zone, OUT due_item_id uuid, OUT chain_depth integer, OUT failures integer) FROM PUBLIC;
+GRANT ALL ON FUNCTION dispatcher.wake_gates(p_agent_id uuid, p_settings jsonb, p_all boolean, OUT blocked text[], OUT retry_at timestamp with time zone, OUT due_item_id uuid, OUT chain_depth integer, OUT failures integer) TO service_role;
+
+REVOKE ALL ON FUNCTION dispatcher.wake_grant(p_wake public.agent_wakes) FROM PUBLIC;
+GRANT ALL ON FUNCTION dispatcher.wake_grant(p_wake public.agent_wakes) TO service_role;
+
+REVOKE ALL ON FUNCTION dispatcher.wake_has_progress(p_wake public.agent_wakes) FROM PUBLIC;
+GRANT ALL ON FUNCTION dispatcher.wake_has_progress(p_wake public.agent_wakes) TO service_role;
+
+REVOKE ALL ON FUNCTION dispatcher.wakes_to_stop(p_instance_id uuid) FROM PUBLIC;
+GRANT ALL ON FUNCTION dispatcher.wakes_to_stop(p_instance_id uuid) TO service_role;
+
+REVOKE ALL ON FUNCTION dispatcher.wakes_without_owner(p_instance public.dispatcher_instances) FROM PUBLIC;
+GRANT ALL ON FUNCTION dispatcher.wakes_without_owner(p_instance public.dispatcher_instances) TO service_role;
+
+REVOKE ALL ON FUNCTION dispatcher.workflow_age_points(p_queued_at timestamp with time zone, p_now timestamp with time zone) FROM PUBLIC;
+GRANT ALL ON FUNCTION dispatcher.workflow_age_points(p_queued_at timestamp with time zone, p_now timestamp with time zone) TO service_role;
+
+REVOKE ALL ON FUNCTION dispatcher.workflow_answer(p_code text, p_run public.workflow_runs) FROM PUBLIC;
+GRANT ALL ON FUNCTION dispatcher.workflow_answer(p_code text, p_run public.workflow_runs) TO service_role;
+
+REVOKE ALL ON FUNCTION dispatcher.workflow_claim_state(p_run public.workflow_runs, p_session text, p_claim_token uuid) FROM PUBLIC;
+GRANT ALL ON FUNCTION dispatcher.workflow_claim_state(p_run public.workflow_runs, p_session text, p_claim_token uuid) TO service_role;
+
+REVOKE ALL ON FUNCTION dispatcher.workflow_estimate(p_estimates jsonb, p_workflow_type text, p_what text) FROM PUBLIC;
+GRANT ALL ON FUNCTION dispatcher.workflow_estimate(p_estimates jsonb, p_workflow_type text, p_what text) TO service_role;
+
+REVOKE ALL ON FUNCTION dispatcher.workflow_estimates(p_tenant_id uuid, p_default_usd numeric) FROM PUBLIC;
+GRANT ALL ON FUNCTION dispatcher.workflow_estimates(p_tenant_id uuid, p_default_usd numeric) TO service_role;
+
+REVOKE ALL ON FUNCTION dispatcher.workflow_period(p_period text, p_timezone text, p_now timestamp with time zone, OUT period_key text, OUT starts_at timestamp with time zone, OUT ends_at timestamp with time zone) FROM PUBLIC;
+GRANT ALL ON FUNCTION dispatcher.workflow_period(p_period text, p_timezone text, p_now timestamp with time zone, OUT period_key text, OUT starts_at timestamp with time zone, OUT ends_at timestamp with time zone) TO service_role;
+
+REVOKE ALL ON FUNCTION dispatcher.workflow_run_json(p_run public.workflow_runs) FROM PUBLIC;
+GRANT ALL ON FUNCTION dispatcher.workflow_run_json(p_run public.workflow_runs) TO service_role;
+
+REVOKE ALL ON FUNCTION dispatcher.workflow_settings(p_settings jsonb) FROM PUBLIC;
+GRANT ALL ON FUNCTION dispatcher.workflow_settings(p_settings jsonb) TO service_role;
+
+REVOKE ALL ON FUNCTION dispatcher.workflow_spend(p_tenant_id uuid, p_starts timestamp with time zone[], p_estimates jsonb) FROM PUBLIC;
+GRANT ALL ON FUNCTION dispatcher.workflow_spend(p_tenant_id uuid, p_starts timestamp with time zone[], p_estimates jsonb) TO service_role;
+
+REVOKE ALL ON FUNCTION dispatcher.workflow_timeout_minutes(p_tenant_id uuid, p_workflow_type text) FROM PUBLIC;
+GRANT ALL ON FUNCTION dispatcher.workflow_timeout_minutes(p_tenant_id uuid, p_workflow_type text) TO service_role;
+
+REVOKE ALL ON FUNCTION dispatcher.workflow_usage_values(p_usage jsonb) FROM PUBLIC;
+GRANT ALL ON FUNCTION dispatcher.workflow_usage_values(p_usage jsonb) TO service_role;
+
+REVOKE ALL ON FUNCTION public.adopt_wake(p_instance_id uuid, p_wake_id uuid, p_claim_token uuid, p_host_id text, p_pid integer, p_pid_started_at double precision) FROM PUBLIC;
+GRANT ALL ON FUNCTION public.adopt_wake(p_instance_id uuid, p_wake_id uuid, p_claim_token uuid, p_host_id text, p_pid integer, p_pid_started_at double precision) TO service_role;
+
+REVOKE ALL ON FUNCTION public.budget_ledger(p_tenant_id uuid, p_limit integer) FROM PUBLIC;
+GRANT ALL ON FUNCTION public.budget_ledger(p_tenant_id uuid, p_limit integer) TO service_role;
 
 REVOKE ALL ON FUNCTION public.cancel_workflow_run(p_tenant_id uuid, p_run_id uuid, p_actor text, p_reason text) FROM PUBLIC;
 GRANT ALL ON FUNCTION public.cancel_workflow_run(p_tenant_id uuid, p_run_id uuid, p_actor text, p_reason text) TO service_role;
-
-REVOKE ALL ON FUNCTION public.claim_one_wake(p_instance public.dispatcher_instances, p_agent_id uuid, p_path text, p_item_ids uuid[], p_request uuid) FROM PUBLIC;
-GRANT ALL ON FUNCTION public.claim_one_wake(p_instance public.dispatcher_instances, p_agent_id uuid, p_path text, p_item_ids uuid[], p_request uuid) TO service_role;
-
-REVOKE ALL ON FUNCTION public.claim_waiting_wakes(p_instance_id uuid, p_limit integer, p_request uuid) FROM PUBLIC;
-GRANT ALL ON FUNCTION public.claim_waiting_wakes(p_instance_id uuid, p_limit integer, p_request uuid) TO service_role;
 
 REVOKE ALL ON FUNCTION public.claim_wakes(p_instance_id uuid, p_claims jsonb, p_request uuid) FROM PUBLIC;
 GRANT ALL ON FUNCTION public.claim_wakes(p_instance_id uuid, p_claims jsonb, p_request uuid) TO service_role;
@@ -5438,17 +5760,11 @@ GRANT ALL ON FUNCTION public.claim_workflow_notifications(p_instance_id uuid, p_
 REVOKE ALL ON FUNCTION public.claim_workflow_run(p_tenant_id uuid, p_run_id uuid, p_session text, p_agent text, p_wake_id uuid) FROM PUBLIC;
 GRANT ALL ON FUNCTION public.claim_workflow_run(p_tenant_id uuid, p_run_id uuid, p_session text, p_agent text, p_wake_id uuid) TO service_role;
 
-REVOKE ALL ON FUNCTION public.clean_inbox_reason(p_reason text) FROM PUBLIC;
-GRANT ALL ON FUNCTION public.clean_inbox_reason(p_reason text) TO service_role;
-
 REVOKE ALL ON FUNCTION public.close_inbox_item(p_item_id uuid, p_lease_token uuid, p_outcome text, p_reason text) FROM PUBLIC;
 GRANT ALL ON FUNCTION public.close_inbox_item(p_item_id uuid, p_lease_token uuid, p_outcome text, p_reason text) TO service_role;
 
 REVOKE ALL ON FUNCTION public.complete_inbox_item(p_item_id uuid) FROM PUBLIC;
 GRANT ALL ON FUNCTION public.complete_inbox_item(p_item_id uuid) TO service_role;
-
-REVOKE ALL ON FUNCTION public.complete_workflow_row(p_run public.workflow_runs) FROM PUBLIC;
-GRANT ALL ON FUNCTION public.complete_workflow_row(p_run public.workflow_runs) TO service_role;
 
 REVOKE ALL ON FUNCTION public.complete_workflow_run(p_tenant_id uuid, p_run_id uuid, p_session text, p_output jsonb, p_usage jsonb, p_claim_token uuid) FROM PUBLIC;
 GRANT ALL ON FUNCTION public.complete_workflow_run(p_tenant_id uuid, p_run_id uuid, p_session text, p_output jsonb, p_usage jsonb, p_claim_token uuid) TO service_role;
@@ -5460,17 +5776,8 @@ GRANT ALL ON FUNCTION public.current_tenant_id() TO service_role;
 REVOKE ALL ON FUNCTION public.deactivate_budget(p_tenant_id uuid, p_budget text) FROM PUBLIC;
 GRANT ALL ON FUNCTION public.deactivate_budget(p_tenant_id uuid, p_budget text) TO service_role;
 
-REVOKE ALL ON FUNCTION public.dispatch_queued_runs(p_tenant_id uuid, p_settings jsonb, p_estimates jsonb, p_budgets jsonb) FROM PUBLIC;
-GRANT ALL ON FUNCTION public.dispatch_queued_runs(p_tenant_id uuid, p_settings jsonb, p_estimates jsonb, p_budgets jsonb) TO service_role;
-
-REVOKE ALL ON FUNCTION public.dispatch_workflow_run(p_run_id uuid, p_agent_id text, p_usd numeric, p_tokens numeric) FROM PUBLIC;
-GRANT ALL ON FUNCTION public.dispatch_workflow_run(p_run_id uuid, p_agent_id text, p_usd numeric, p_tokens numeric) TO service_role;
-
 REVOKE ALL ON FUNCTION public.dispatch_workflows(p_instance_id uuid, p_settings jsonb) FROM PUBLIC;
 GRANT ALL ON FUNCTION public.dispatch_workflows(p_instance_id uuid, p_settings jsonb) TO service_role;
-
-REVOKE ALL ON FUNCTION public.dispatcher_gateway_topic(p_gateway_id uuid) FROM PUBLIC;
-GRANT ALL ON FUNCTION public.dispatcher_gateway_topic(p_gateway_id uuid) TO service_role;
 
 REVOKE ALL ON FUNCTION public.dispatcher_gauges(p_instance_id uuid) FROM PUBLIC;
 GRANT ALL ON FUNCTION public.dispatcher_gauges(p_instance_id uuid) TO service_role;
@@ -5478,29 +5785,14 @@ GRANT ALL ON FUNCTION public.dispatcher_gauges(p_instance_id uuid) TO service_ro
 REVOKE ALL ON FUNCTION public.dispatcher_status(p_tenant_id uuid, p_gateway text, p_settings jsonb) FROM PUBLIC;
 GRANT ALL ON FUNCTION public.dispatcher_status(p_tenant_id uuid, p_gateway text, p_settings jsonb) TO service_role;
 
-REVOKE ALL ON FUNCTION public.end_wake(p_wake_id uuid, p_claim_token uuid, p_ending text, p_exit_code integer, p_error text) FROM PUBLIC;
-GRANT ALL ON FUNCTION public.end_wake(p_wake_id uuid, p_claim_token uuid, p_ending text, p_exit_code integer, p_error text) TO service_role;
-
-REVOKE ALL ON FUNCTION public.end_workflow_claim(p_run public.workflow_runs, p_as text) FROM PUBLIC;
-GRANT ALL ON FUNCTION public.end_workflow_claim(p_run public.workflow_runs, p_as text) TO service_role;
-
-REVOKE ALL ON FUNCTION public.enforce_budgets(p_tenant_id uuid, p_budgets jsonb, p_estimates jsonb, OUT stopped integer, OUT budgets jsonb, OUT event_error text) FROM PUBLIC;
-GRANT ALL ON FUNCTION public.enforce_budgets(p_tenant_id uuid, p_budgets jsonb, p_estimates jsonb, OUT stopped integer, OUT budgets jsonb, OUT event_error text) TO service_role;
-
 REVOKE ALL ON FUNCTION public.enqueue_workflow_run(p_tenant_id uuid, p_workflow_type text, p_input jsonb, p_priority integer, p_initiator text, p_task_id text, p_agent text, p_not_before timestamp with time zone, p_request_key text) FROM PUBLIC;
 GRANT ALL ON FUNCTION public.enqueue_workflow_run(p_tenant_id uuid, p_workflow_type text, p_input jsonb, p_priority integer, p_initiator text, p_task_id text, p_agent text, p_not_before timestamp with time zone, p_request_key text) TO service_role;
 
 REVOKE ALL ON FUNCTION public.escalate_inbox_item(p_item_id uuid, p_lease_token uuid, p_reason text) FROM PUBLIC;
 GRANT ALL ON FUNCTION public.escalate_inbox_item(p_item_id uuid, p_lease_token uuid, p_reason text) TO service_role;
 
-REVOKE ALL ON FUNCTION public.evaluate_budgets(p_tenant_id uuid, p_estimates jsonb, p_now timestamp with time zone) FROM PUBLIC;
-GRANT ALL ON FUNCTION public.evaluate_budgets(p_tenant_id uuid, p_estimates jsonb, p_now timestamp with time zone) TO service_role;
-
 REVOKE ALL ON FUNCTION public.expire_inbox_items(p_tenant_id uuid, p_gateway text, p_item_ids uuid[], p_reason text) FROM PUBLIC;
 GRANT ALL ON FUNCTION public.expire_inbox_items(p_tenant_id uuid, p_gateway text, p_item_ids uuid[], p_reason text) TO service_role;
-
-REVOKE ALL ON FUNCTION public.expire_stale_items(p_instance public.dispatcher_instances) FROM PUBLIC;
-GRANT ALL ON FUNCTION public.expire_stale_items(p_instance public.dispatcher_instances) TO service_role;
 
 REVOKE ALL ON FUNCTION public.fail_inbox_item(p_item_id uuid, p_reason text) FROM PUBLIC;
 GRANT ALL ON FUNCTION public.fail_inbox_item(p_item_id uuid, p_reason text) TO service_role;
@@ -5508,38 +5800,8 @@ GRANT ALL ON FUNCTION public.fail_inbox_item(p_item_id uuid, p_reason text) TO s
 REVOKE ALL ON FUNCTION public.fail_workflow_run(p_tenant_id uuid, p_run_id uuid, p_session text, p_error text, p_usage jsonb, p_claim_token uuid) FROM PUBLIC;
 GRANT ALL ON FUNCTION public.fail_workflow_run(p_tenant_id uuid, p_run_id uuid, p_session text, p_error text, p_usage jsonb, p_claim_token uuid) TO service_role;
 
-REVOKE ALL ON FUNCTION public.fill_waitlist(p_instance public.dispatcher_instances) FROM PUBLIC;
-GRANT ALL ON FUNCTION public.fill_waitlist(p_instance public.dispatcher_instances) TO service_role;
-
-REVOKE ALL ON FUNCTION public.find_inbox_agent(p_tenant_id uuid, p_agent_slug text) FROM PUBLIC;
-GRANT ALL ON FUNCTION public.find_inbox_agent(p_tenant_id uuid, p_agent_slug text) TO service_role;
-
-GRANT ALL ON TABLE public.agent_wakes TO service_role;
-GRANT SELECT ON TABLE public.agent_wakes TO authenticated;
-
-REVOKE ALL ON FUNCTION public.find_sender_wake(p_agent_id uuid) FROM PUBLIC;
-GRANT ALL ON FUNCTION public.find_sender_wake(p_agent_id uuid) TO service_role;
-
 REVOKE ALL ON FUNCTION public.finish_workflow_notifications(p_instance_id uuid, p_results jsonb) FROM PUBLIC;
 GRANT ALL ON FUNCTION public.finish_workflow_notifications(p_instance_id uuid, p_results jsonb) TO service_role;
-
-REVOKE ALL ON FUNCTION public.finish_workflow_run(p_tenant_id uuid, p_run_id uuid, p_session text, p_claim_token uuid, p_status text, p_output jsonb, p_error text, p_usage jsonb) FROM PUBLIC;
-GRANT ALL ON FUNCTION public.finish_workflow_run(p_tenant_id uuid, p_run_id uuid, p_session text, p_claim_token uuid, p_status text, p_output jsonb, p_error text, p_usage jsonb) TO service_role;
-
-REVOKE ALL ON FUNCTION public.gateway_backlog(p_gateway_id uuid) FROM PUBLIC;
-GRANT ALL ON FUNCTION public.gateway_backlog(p_gateway_id uuid) TO service_role;
-
-REVOKE ALL ON FUNCTION public.gateway_of_workflow_agent(p_tenant_id uuid, p_agent_id text) FROM PUBLIC;
-GRANT ALL ON FUNCTION public.gateway_of_workflow_agent(p_tenant_id uuid, p_agent_id text) TO service_role;
-
-REVOKE ALL ON FUNCTION public.gateway_settings(p_gateway_id uuid) FROM PUBLIC;
-GRANT ALL ON FUNCTION public.gateway_settings(p_gateway_id uuid) TO service_role;
-
-REVOKE ALL ON FUNCTION public.give_up_item(p_item_id uuid, p_reason text) FROM PUBLIC;
-GRANT ALL ON FUNCTION public.give_up_item(p_item_id uuid, p_reason text) TO service_role;
-
-REVOKE ALL ON FUNCTION public.guard_workflow_transition() FROM PUBLIC;
-GRANT ALL ON FUNCTION public.guard_workflow_transition() TO service_role;
 
 REVOKE ALL ON FUNCTION public.heartbeat_dispatcher_instance(p_instance_id uuid, p_live_wake_ids uuid[], p_nonce uuid, p_facts jsonb) FROM PUBLIC;
 GRANT ALL ON FUNCTION public.heartbeat_dispatcher_instance(p_instance_id uuid, p_live_wake_ids uuid[], p_nonce uuid, p_facts jsonb) TO service_role;
@@ -5547,50 +5809,8 @@ GRANT ALL ON FUNCTION public.heartbeat_dispatcher_instance(p_instance_id uuid, p
 REVOKE ALL ON FUNCTION public.heartbeat_workflow_run(p_tenant_id uuid, p_run_id uuid, p_session text, p_claim_token uuid, p_usage jsonb) FROM PUBLIC;
 GRANT ALL ON FUNCTION public.heartbeat_workflow_run(p_tenant_id uuid, p_run_id uuid, p_session text, p_claim_token uuid, p_usage jsonb) TO service_role;
 
-REVOKE ALL ON FUNCTION public.hint_agent_change() FROM PUBLIC;
-GRANT ALL ON FUNCTION public.hint_agent_change() TO service_role;
-
-REVOKE ALL ON FUNCTION public.hint_budget_change() FROM PUBLIC;
-GRANT ALL ON FUNCTION public.hint_budget_change() TO service_role;
-
-REVOKE ALL ON FUNCTION public.hint_inbox_insert() FROM PUBLIC;
-GRANT ALL ON FUNCTION public.hint_inbox_insert() TO service_role;
-
-REVOKE ALL ON FUNCTION public.hint_workflow_daemons(p_tenant_id uuid, p_run_id uuid) FROM PUBLIC;
-GRANT ALL ON FUNCTION public.hint_workflow_daemons(p_tenant_id uuid, p_run_id uuid) TO service_role;
-
-REVOKE ALL ON FUNCTION public.hint_workflow_insert() FROM PUBLIC;
-GRANT ALL ON FUNCTION public.hint_workflow_insert() TO service_role;
-
-REVOKE ALL ON FUNCTION public.hint_workflow_rules() FROM PUBLIC;
-GRANT ALL ON FUNCTION public.hint_workflow_rules() TO service_role;
-
-REVOKE ALL ON FUNCTION public.hint_workflow_update() FROM PUBLIC;
-GRANT ALL ON FUNCTION public.hint_workflow_update() TO service_role;
-
-REVOKE ALL ON FUNCTION public.inbox_close_verdict(p_item_id uuid, p_code text) FROM PUBLIC;
-GRANT ALL ON FUNCTION public.inbox_close_verdict(p_item_id uuid, p_code text) TO service_role;
-
-REVOKE ALL ON FUNCTION public.inbox_items_of_lease(p_agent_id uuid, p_lease_token uuid) FROM PUBLIC;
-GRANT ALL ON FUNCTION public.inbox_items_of_lease(p_agent_id uuid, p_lease_token uuid) TO service_role;
-
 REVOKE ALL ON FUNCTION public.inbox_overview(p_tenant_id uuid, p_agent_slug text) FROM PUBLIC;
 GRANT ALL ON FUNCTION public.inbox_overview(p_tenant_id uuid, p_agent_slug text) TO service_role;
-
-REVOKE ALL ON FUNCTION public.inbox_post_key(p_request_key text, p_wake_id uuid, p_content text, p_at timestamp with time zone) FROM PUBLIC;
-GRANT ALL ON FUNCTION public.inbox_post_key(p_request_key text, p_wake_id uuid, p_content text, p_at timestamp with time zone) TO service_role;
-
-REVOKE ALL ON FUNCTION public.inbox_retry_delay(p_attempt integer) FROM PUBLIC;
-GRANT ALL ON FUNCTION public.inbox_retry_delay(p_attempt integer) TO service_role;
-
-REVOKE ALL ON FUNCTION public.is_in_budget_scope(p_scope text, p_scope_id text, p_agent_id text, p_department_id text, p_workflow_type text) FROM PUBLIC;
-GRANT ALL ON FUNCTION public.is_in_budget_scope(p_scope text, p_scope_id text, p_agent_id text, p_department_id text, p_workflow_type text) TO service_role;
-
-REVOKE ALL ON FUNCTION public.is_instance_silent(p_instance public.dispatcher_instances) FROM PUBLIC;
-GRANT ALL ON FUNCTION public.is_instance_silent(p_instance public.dispatcher_instances) TO service_role;
-
-REVOKE ALL ON FUNCTION public.lease_busy_inbox_item(p_agent_id uuid, p_lease_seconds integer, p_lease_token uuid, p_wake_id uuid) FROM PUBLIC;
-GRANT ALL ON FUNCTION public.lease_busy_inbox_item(p_agent_id uuid, p_lease_seconds integer, p_lease_token uuid, p_wake_id uuid) TO service_role;
 
 GRANT ALL ON TABLE public.agent_inbox_items TO service_role;
 GRANT SELECT,INSERT,DELETE,UPDATE ON TABLE public.agent_inbox_items TO authenticated;
@@ -5600,9 +5820,6 @@ GRANT ALL ON FUNCTION public.lease_inbox_item(p_agent_id uuid, p_lease_seconds i
 
 REVOKE ALL ON FUNCTION public.lease_inbox_items(p_tenant_id uuid, p_agent_slug text, p_limit integer, p_lease_seconds integer, p_lease_token uuid) FROM PUBLIC;
 GRANT ALL ON FUNCTION public.lease_inbox_items(p_tenant_id uuid, p_agent_slug text, p_limit integer, p_lease_seconds integer, p_lease_token uuid) TO service_role;
-
-REVOKE ALL ON FUNCTION public.lease_one_inbox_item(p_item_id uuid, p_lease_seconds integer, p_lease_token uuid, p_wake_id uuid) FROM PUBLIC;
-GRANT ALL ON FUNCTION public.lease_one_inbox_item(p_item_id uuid, p_lease_seconds integer, p_lease_token uuid, p_wake_id uuid) TO service_role;
 
 REVOKE ALL ON FUNCTION public.list_budgets(p_tenant_id uuid, p_default_usd numeric) FROM PUBLIC;
 GRANT ALL ON FUNCTION public.list_budgets(p_tenant_id uuid, p_default_usd numeric) TO service_role;
@@ -5616,47 +5833,8 @@ GRANT ALL ON FUNCTION public.list_wakes(p_tenant_id uuid, p_gateway text, p_agen
 REVOKE ALL ON FUNCTION public.list_workflow_runs(p_tenant_id uuid, p_status text, p_workflow_type text, p_agent text, p_limit integer) FROM PUBLIC;
 GRANT ALL ON FUNCTION public.list_workflow_runs(p_tenant_id uuid, p_status text, p_workflow_type text, p_agent text, p_limit integer) TO service_role;
 
-REVOKE ALL ON FUNCTION public.lock_inbox_lease(p_item_id uuid, p_lease_token uuid, p_outcomes text[]) FROM PUBLIC;
-GRANT ALL ON FUNCTION public.lock_inbox_lease(p_item_id uuid, p_lease_token uuid, p_outcomes text[]) TO service_role;
-
-REVOKE ALL ON FUNCTION public.lock_workflow_run(p_tenant_id uuid, p_run_id uuid) FROM PUBLIC;
-GRANT ALL ON FUNCTION public.lock_workflow_run(p_tenant_id uuid, p_run_id uuid) TO service_role;
-
-REVOKE ALL ON FUNCTION public.mark_agent_stalled(p_agent_id uuid) FROM PUBLIC;
-GRANT ALL ON FUNCTION public.mark_agent_stalled(p_agent_id uuid) TO service_role;
-
-REVOKE ALL ON FUNCTION public.mark_unrouted_runs(p_tenant_id uuid) FROM PUBLIC;
-GRANT ALL ON FUNCTION public.mark_unrouted_runs(p_tenant_id uuid) TO service_role;
-
-REVOKE ALL ON FUNCTION public.merge_inbox_context(p_context jsonb, p_changes jsonb) FROM PUBLIC;
-GRANT ALL ON FUNCTION public.merge_inbox_context(p_context jsonb, p_changes jsonb) TO service_role;
-
 REVOKE ALL ON FUNCTION public.monitor_workflows(p_instance_id uuid, p_settings jsonb) FROM PUBLIC;
 GRANT ALL ON FUNCTION public.monitor_workflows(p_instance_id uuid, p_settings jsonb) TO service_role;
-
-REVOKE ALL ON FUNCTION public.next_workflow_moment(p_tenant_id uuid, p_settings jsonb) FROM PUBLIC;
-GRANT ALL ON FUNCTION public.next_workflow_moment(p_tenant_id uuid, p_settings jsonb) TO service_role;
-
-REVOKE ALL ON FUNCTION public.note_held_runs(p_tenant_id uuid, p_budgets jsonb, p_holders uuid[]) FROM PUBLIC;
-GRANT ALL ON FUNCTION public.note_held_runs(p_tenant_id uuid, p_budgets jsonb, p_holders uuid[]) TO service_role;
-
-REVOKE ALL ON FUNCTION public.note_inbox_update() FROM PUBLIC;
-GRANT ALL ON FUNCTION public.note_inbox_update() TO service_role;
-
-REVOKE ALL ON FUNCTION public.note_wake_progress(p_run public.workflow_runs) FROM PUBLIC;
-GRANT ALL ON FUNCTION public.note_wake_progress(p_run public.workflow_runs) TO service_role;
-
-REVOKE ALL ON FUNCTION public.note_workflow_actor(p_actor text, p_reason text) FROM PUBLIC;
-GRANT ALL ON FUNCTION public.note_workflow_actor(p_actor text, p_reason text) TO service_role;
-
-REVOKE ALL ON FUNCTION public.open_wake_facts(p_wake public.agent_wakes) FROM PUBLIC;
-GRANT ALL ON FUNCTION public.open_wake_facts(p_wake public.agent_wakes) TO service_role;
-
-REVOKE ALL ON FUNCTION public.open_wakes_of_others(p_instance_id uuid) FROM PUBLIC;
-GRANT ALL ON FUNCTION public.open_wakes_of_others(p_instance_id uuid) TO service_role;
-
-REVOKE ALL ON FUNCTION public.orphan_after_seconds(p_settings jsonb) FROM PUBLIC;
-GRANT ALL ON FUNCTION public.orphan_after_seconds(p_settings jsonb) TO service_role;
 
 REVOKE ALL ON FUNCTION public.poll_workflow_runs(p_tenant_id uuid, p_agent text, p_limit integer) FROM PUBLIC;
 GRANT ALL ON FUNCTION public.poll_workflow_runs(p_tenant_id uuid, p_agent text, p_limit integer) TO service_role;
@@ -5664,44 +5842,14 @@ GRANT ALL ON FUNCTION public.poll_workflow_runs(p_tenant_id uuid, p_agent text, 
 REVOKE ALL ON FUNCTION public.post_inbox_item(p_tenant_id uuid, p_from_agent_slug text, p_to_agent_slug text, p_event_type text, p_summary text, p_context jsonb, p_request_key text) FROM PUBLIC;
 GRANT ALL ON FUNCTION public.post_inbox_item(p_tenant_id uuid, p_from_agent_slug text, p_to_agent_slug text, p_event_type text, p_summary text, p_context jsonb, p_request_key text) TO service_role;
 
-REVOKE ALL ON FUNCTION public.prepare_workflow_run() FROM PUBLIC;
-GRANT ALL ON FUNCTION public.prepare_workflow_run() TO service_role;
-
-REVOKE ALL ON FUNCTION public.prune_workflow_rows(p_tenant_id uuid) FROM PUBLIC;
-GRANT ALL ON FUNCTION public.prune_workflow_rows(p_tenant_id uuid) TO service_role;
-
-REVOKE ALL ON FUNCTION public.record_budget_event(p_tenant_id uuid, p_budget jsonb, p_kind text, p_detail jsonb) FROM PUBLIC;
-GRANT ALL ON FUNCTION public.record_budget_event(p_tenant_id uuid, p_budget jsonb, p_kind text, p_detail jsonb) TO service_role;
-
-REVOKE ALL ON FUNCTION public.record_budget_recoveries(p_tenant_id uuid, p_budgets jsonb) FROM PUBLIC;
-GRANT ALL ON FUNCTION public.record_budget_recoveries(p_tenant_id uuid, p_budgets jsonb) TO service_role;
-
-REVOKE ALL ON FUNCTION public.record_workflow_transition() FROM PUBLIC;
-GRANT ALL ON FUNCTION public.record_workflow_transition() TO service_role;
-
-REVOKE ALL ON FUNCTION public.refuse_workflow_caller(p_code text, p_run public.workflow_runs, p_tenant_id uuid, p_run_id uuid, p_session text, p_claim_token uuid, p_usage jsonb) FROM PUBLIC;
-GRANT ALL ON FUNCTION public.refuse_workflow_caller(p_code text, p_run public.workflow_runs, p_tenant_id uuid, p_run_id uuid, p_session text, p_claim_token uuid, p_usage jsonb) TO service_role;
-
-REVOKE ALL ON FUNCTION public.refuse_workflow_event_change() FROM PUBLIC;
-GRANT ALL ON FUNCTION public.refuse_workflow_event_change() TO service_role;
-
 REVOKE ALL ON FUNCTION public.register_dispatcher_instance(p_tenant_id uuid, p_gateway text, p_identity jsonb, p_settings jsonb) FROM PUBLIC;
 GRANT ALL ON FUNCTION public.register_dispatcher_instance(p_tenant_id uuid, p_gateway text, p_identity jsonb, p_settings jsonb) TO service_role;
-
-REVOKE ALL ON FUNCTION public.release_stale_claims(p_tenant_id uuid, p_settings jsonb) FROM PUBLIC;
-GRANT ALL ON FUNCTION public.release_stale_claims(p_tenant_id uuid, p_settings jsonb) TO service_role;
-
-REVOKE ALL ON FUNCTION public.release_wake_leases(p_wake public.agent_wakes, p_give_back boolean, p_reason text) FROM PUBLIC;
-GRANT ALL ON FUNCTION public.release_wake_leases(p_wake public.agent_wakes, p_give_back boolean, p_reason text) TO service_role;
 
 REVOKE ALL ON FUNCTION public.release_workflow_run(p_tenant_id uuid, p_run_id uuid, p_session text, p_claim_token uuid) FROM PUBLIC;
 GRANT ALL ON FUNCTION public.release_workflow_run(p_tenant_id uuid, p_run_id uuid, p_session text, p_claim_token uuid) TO service_role;
 
 REVOKE ALL ON FUNCTION public.remove_workflow_route(p_tenant_id uuid, p_workflow_type text) FROM PUBLIC;
 GRANT ALL ON FUNCTION public.remove_workflow_route(p_tenant_id uuid, p_workflow_type text) TO service_role;
-
-REVOKE ALL ON FUNCTION public.renew_wake_leases(p_instance_id uuid, p_wake_ids uuid[], p_lease_seconds integer) FROM PUBLIC;
-GRANT ALL ON FUNCTION public.renew_wake_leases(p_instance_id uuid, p_wake_ids uuid[], p_lease_seconds integer) TO service_role;
 
 REVOKE ALL ON FUNCTION public.report_wakes(p_instance_id uuid, p_reports jsonb, p_claim_limit integer, p_request uuid) FROM PUBLIC;
 GRANT ALL ON FUNCTION public.report_wakes(p_instance_id uuid, p_reports jsonb, p_claim_limit integer, p_request uuid) TO service_role;
@@ -5715,32 +5863,14 @@ GRANT ALL ON FUNCTION public.request_wake(p_tenant_id uuid, p_gateway text, p_ag
 REVOKE ALL ON FUNCTION public.requeue_inbox_items(p_tenant_id uuid, p_gateway text, p_agent text, p_item_ids uuid[]) FROM PUBLIC;
 GRANT ALL ON FUNCTION public.requeue_inbox_items(p_tenant_id uuid, p_gateway text, p_agent text, p_item_ids uuid[]) TO service_role;
 
-REVOKE ALL ON FUNCTION public.reserve_in_budgets(p_budgets jsonb, p_agent_id text, p_department_id text, p_workflow_type text, p_usd numeric, p_tokens numeric) FROM PUBLIC;
-GRANT ALL ON FUNCTION public.reserve_in_budgets(p_budgets jsonb, p_agent_id text, p_department_id text, p_workflow_type text, p_usd numeric, p_tokens numeric) TO service_role;
-
-REVOKE ALL ON FUNCTION public.reset_wake_failures(p_agent_id uuid) FROM PUBLIC;
-GRANT ALL ON FUNCTION public.reset_wake_failures(p_agent_id uuid) TO service_role;
-
 REVOKE ALL ON FUNCTION public.respawn_workflow_run(p_instance_id uuid, p_run_id uuid, p_claim_token uuid, p_settings jsonb, p_request uuid) FROM PUBLIC;
 GRANT ALL ON FUNCTION public.respawn_workflow_run(p_instance_id uuid, p_run_id uuid, p_claim_token uuid, p_settings jsonb, p_request uuid) TO service_role;
-
-REVOKE ALL ON FUNCTION public.retry_stale_dispatches(p_tenant_id uuid, p_settings jsonb, p_estimates jsonb, p_budgets jsonb) FROM PUBLIC;
-GRANT ALL ON FUNCTION public.retry_stale_dispatches(p_tenant_id uuid, p_settings jsonb, p_estimates jsonb, p_budgets jsonb) TO service_role;
 
 REVOKE ALL ON FUNCTION public.retry_workflow_run(p_tenant_id uuid, p_run_id uuid, p_actor text, p_reason text) FROM PUBLIC;
 GRANT ALL ON FUNCTION public.retry_workflow_run(p_tenant_id uuid, p_run_id uuid, p_actor text, p_reason text) TO service_role;
 
-REVOKE ALL ON FUNCTION public.return_workflow_run(p_run public.workflow_runs, p_how text) FROM PUBLIC;
-GRANT ALL ON FUNCTION public.return_workflow_run(p_run public.workflow_runs, p_how text) TO service_role;
-
-REVOKE ALL ON FUNCTION public.running_instance(p_instance_id uuid) FROM PUBLIC;
-GRANT ALL ON FUNCTION public.running_instance(p_instance_id uuid) TO service_role;
-
 REVOKE ALL ON FUNCTION public.seed_workflow_routes(p_tenant_id uuid) FROM PUBLIC;
 GRANT ALL ON FUNCTION public.seed_workflow_routes(p_tenant_id uuid) TO service_role;
-
-REVOKE ALL ON FUNCTION public.send_gateway_hint(p_gateway_id uuid, p_event text, p_payload jsonb) FROM PUBLIC;
-GRANT ALL ON FUNCTION public.send_gateway_hint(p_gateway_id uuid, p_event text, p_payload jsonb) TO service_role;
 
 REVOKE ALL ON FUNCTION public.set_budget(p_tenant_id uuid, p_name text, p_scope text, p_scope_id text, p_period text, p_cap_usd numeric, p_cap_tokens bigint, p_action text, p_timezone text, p_fail_closed boolean, p_budget_id uuid) FROM PUBLIC;
 GRANT ALL ON FUNCTION public.set_budget(p_tenant_id uuid, p_name text, p_scope text, p_scope_id text, p_period text, p_cap_usd numeric, p_cap_tokens bigint, p_action text, p_timezone text, p_fail_closed boolean, p_budget_id uuid) TO service_role;
@@ -5748,127 +5878,25 @@ GRANT ALL ON FUNCTION public.set_budget(p_tenant_id uuid, p_name text, p_scope t
 REVOKE ALL ON FUNCTION public.set_workflow_route(p_tenant_id uuid, p_workflow_type text, p_agent text, p_priority integer, p_max_concurrent integer, p_timeout_minutes integer) FROM PUBLIC;
 GRANT ALL ON FUNCTION public.set_workflow_route(p_tenant_id uuid, p_workflow_type text, p_agent text, p_priority integer, p_max_concurrent integer, p_timeout_minutes integer) TO service_role;
 
-REVOKE ALL ON FUNCTION public.settle_stalled_agents(p_instance public.dispatcher_instances) FROM PUBLIC;
-GRANT ALL ON FUNCTION public.settle_stalled_agents(p_instance public.dispatcher_instances) TO service_role;
-
-REVOKE ALL ON FUNCTION public.settle_workflow_claim(p_run public.workflow_runs, p_as text) FROM PUBLIC;
-GRANT ALL ON FUNCTION public.settle_workflow_claim(p_run public.workflow_runs, p_as text) TO service_role;
-
 REVOKE ALL ON FUNCTION public.show_workflow_run(p_tenant_id uuid, p_run_id uuid) FROM PUBLIC;
 GRANT ALL ON FUNCTION public.show_workflow_run(p_tenant_id uuid, p_run_id uuid) TO service_role;
-
-REVOKE ALL ON FUNCTION public.spend_attempt_of_lost_wake(p_wake public.agent_wakes) FROM PUBLIC;
-GRANT ALL ON FUNCTION public.spend_attempt_of_lost_wake(p_wake public.agent_wakes) TO service_role;
-
-REVOKE ALL ON FUNCTION public.start_wake(p_wake_id uuid, p_claim_token uuid, p_host_id text, p_pid integer, p_pid_started_at double precision) FROM PUBLIC;
-GRANT ALL ON FUNCTION public.start_wake(p_wake_id uuid, p_claim_token uuid, p_host_id text, p_pid integer, p_pid_started_at double precision) TO service_role;
-
-REVOKE ALL ON FUNCTION public.start_workflow_run(p_run public.workflow_runs) FROM PUBLIC;
-GRANT ALL ON FUNCTION public.start_workflow_run(p_run public.workflow_runs) TO service_role;
 
 REVOKE ALL ON FUNCTION public.stop_dispatcher_instance(p_instance_id uuid) FROM PUBLIC;
 GRANT ALL ON FUNCTION public.stop_dispatcher_instance(p_instance_id uuid) TO service_role;
 
-REVOKE ALL ON FUNCTION public.stop_runs_of_budget(p_tenant_id uuid, p_budget jsonb) FROM PUBLIC;
-GRANT ALL ON FUNCTION public.stop_runs_of_budget(p_tenant_id uuid, p_budget jsonb) TO service_role;
-
-REVOKE ALL ON FUNCTION public.stop_wake_chains(p_instance public.dispatcher_instances) FROM PUBLIC;
-GRANT ALL ON FUNCTION public.stop_wake_chains(p_instance public.dispatcher_instances) TO service_role;
-
-REVOKE ALL ON FUNCTION public.stop_workflow_run(p_run public.workflow_runs, p_error text) FROM PUBLIC;
-GRANT ALL ON FUNCTION public.stop_workflow_run(p_run public.workflow_runs, p_error text) TO service_role;
-
 REVOKE ALL ON FUNCTION public.sweep_inbox(p_instance_id uuid, p_claim_limit integer, p_request uuid) FROM PUBLIC;
 GRANT ALL ON FUNCTION public.sweep_inbox(p_instance_id uuid, p_claim_limit integer, p_request uuid) TO service_role;
-
-REVOKE ALL ON FUNCTION public.tell_budget_event(p_tenant_id uuid, p_budget jsonb, p_kind text, p_detail jsonb) FROM PUBLIC;
-GRANT ALL ON FUNCTION public.tell_budget_event(p_tenant_id uuid, p_budget jsonb, p_kind text, p_detail jsonb) TO service_role;
-
-REVOKE ALL ON FUNCTION public.tight_budgets(p_budgets jsonb, p_estimates jsonb, p_runs integer) FROM PUBLIC;
-GRANT ALL ON FUNCTION public.tight_budgets(p_budgets jsonb, p_estimates jsonb, p_runs integer) TO service_role;
-
-REVOKE ALL ON FUNCTION public.time_out_runs(p_tenant_id uuid) FROM PUBLIC;
-GRANT ALL ON FUNCTION public.time_out_runs(p_tenant_id uuid) TO service_role;
-
-REVOKE ALL ON FUNCTION public.wait_for_next_wake(p_agent_id uuid, p_settings jsonb, p_since timestamp with time zone) FROM PUBLIC;
-GRANT ALL ON FUNCTION public.wait_for_next_wake(p_agent_id uuid, p_settings jsonb, p_since timestamp with time zone) TO service_role;
-
-REVOKE ALL ON FUNCTION public.waiting_workflow_groups(p_tenant_id uuid, p_estimates jsonb, p_budgets jsonb) FROM PUBLIC;
-GRANT ALL ON FUNCTION public.waiting_workflow_groups(p_tenant_id uuid, p_estimates jsonb, p_budgets jsonb) TO service_role;
-
-REVOKE ALL ON FUNCTION public.wake_blockers(p_item_id uuid) FROM PUBLIC;
-GRANT ALL ON FUNCTION public.wake_blockers(p_item_id uuid) TO service_role;
-
-REVOKE ALL ON FUNCTION public.wake_chain_limit(p_settings jsonb) FROM PUBLIC;
-GRANT ALL ON FUNCTION public.wake_chain_limit(p_settings jsonb) TO service_role;
-
-GRANT ALL ON TABLE public.agent_wake_state TO service_role;
-GRANT SELECT ON TABLE public.agent_wake_state TO authenticated;
-
-REVOKE ALL ON FUNCTION public.wake_cooldown_ends(p_state public.agent_wake_state, p_settings jsonb) FROM PUBLIC;
-GRANT ALL ON FUNCTION public.wake_cooldown_ends(p_state public.agent_wake_state, p_settings jsonb) TO service_role;
-
-REVOKE ALL ON FUNCTION public.wake_end_state(p_wake public.agent_wakes, p_ending text, p_exit_code integer) FROM PUBLIC;
-GRANT ALL ON FUNCTION public.wake_end_state(p_wake public.agent_wakes, p_ending text, p_exit_code integer) TO service_role;
-
-REVOKE ALL ON FUNCTION public.wake_gates(p_agent_id uuid, p_settings jsonb, p_all boolean, OUT blocked text[], OUT retry_at timestamp with time zone, OUT due_item_id uuid, OUT chain_depth integer, OUT failures integer) FROM PUBLIC;
-GRANT ALL ON FUNCTION public.wake_gates(p_agent_id uuid, p_settings jsonb, p_all boolean, OUT blocked text[], OUT retry_at timestamp with time zone, OUT due_item_id uuid, OUT chain_depth integer, OUT failures integer) TO service_role;
-
-REVOKE ALL ON FUNCTION public.wake_grant(p_wake public.agent_wakes) FROM PUBLIC;
-GRANT ALL ON FUNCTION public.wake_grant(p_wake public.agent_wakes) TO service_role;
-
-REVOKE ALL ON FUNCTION public.wake_has_progress(p_wake public.agent_wakes) FROM PUBLIC;
-GRANT ALL ON FUNCTION public.wake_has_progress(p_wake public.agent_wakes) TO service_role;
-
-REVOKE ALL ON FUNCTION public.wakes_to_stop(p_instance_id uuid) FROM PUBLIC;
-GRANT ALL ON FUNCTION public.wakes_to_stop(p_instance_id uuid) TO service_role;
-
-REVOKE ALL ON FUNCTION public.wakes_without_owner(p_instance public.dispatcher_instances) FROM PUBLIC;
-GRANT ALL ON FUNCTION public.wakes_without_owner(p_instance public.dispatcher_instances) TO service_role;
-
-REVOKE ALL ON FUNCTION public.workflow_age_points(p_queued_at timestamp with time zone, p_now timestamp with time zone) FROM PUBLIC;
-GRANT ALL ON FUNCTION public.workflow_age_points(p_queued_at timestamp with time zone, p_now timestamp with time zone) TO service_role;
-
-REVOKE ALL ON FUNCTION public.workflow_answer(p_code text, p_run public.workflow_runs) FROM PUBLIC;
-GRANT ALL ON FUNCTION public.workflow_answer(p_code text, p_run public.workflow_runs) TO service_role;
-
-REVOKE ALL ON FUNCTION public.workflow_claim_state(p_run public.workflow_runs, p_session text, p_claim_token uuid) FROM PUBLIC;
-GRANT ALL ON FUNCTION public.workflow_claim_state(p_run public.workflow_runs, p_session text, p_claim_token uuid) TO service_role;
-
-REVOKE ALL ON FUNCTION public.workflow_estimate(p_estimates jsonb, p_workflow_type text, p_what text) FROM PUBLIC;
-GRANT ALL ON FUNCTION public.workflow_estimate(p_estimates jsonb, p_workflow_type text, p_what text) TO service_role;
-
-REVOKE ALL ON FUNCTION public.workflow_estimates(p_tenant_id uuid, p_default_usd numeric) FROM PUBLIC;
-GRANT ALL ON FUNCTION public.workflow_estimates(p_tenant_id uuid, p_default_usd numeric) TO service_role;
-
-REVOKE ALL ON FUNCTION public.workflow_period(p_period text, p_timezone text, p_now timestamp with time zone, OUT period_key text, OUT starts_at timestamp with time zone, OUT ends_at timestamp with time zone) FROM PUBLIC;
-GRANT ALL ON FUNCTION public.workflow_period(p_period text, p_timezone text, p_now timestamp with time zone, OUT period_key text, OUT starts_at timestamp with time zone, OUT ends_at timestamp with time zone) TO service_role;
-
-REVOKE ALL ON FUNCTION public.workflow_run_json(p_run public.workflow_runs) FROM PUBLIC;
-GRANT ALL ON FUNCTION public.workflow_run_json(p_run public.workflow_runs) TO service_role;
-
-REVOKE ALL ON FUNCTION public.workflow_settings(p_settings jsonb) FROM PUBLIC;
-GRANT ALL ON FUNCTION public.workflow_settings(p_settings jsonb) TO service_role;
-
-REVOKE ALL ON FUNCTION public.workflow_spend(p_tenant_id uuid, p_starts timestamp with time zone[], p_estimates jsonb) FROM PUBLIC;
-GRANT ALL ON FUNCTION public.workflow_spend(p_tenant_id uuid, p_starts timestamp with time zone[], p_estimates jsonb) TO service_role;
 
 REVOKE ALL ON FUNCTION public.workflow_stats(p_tenant_id uuid) FROM PUBLIC;
 GRANT ALL ON FUNCTION public.workflow_stats(p_tenant_id uuid) TO service_role;
 
-REVOKE ALL ON FUNCTION public.workflow_timeout_minutes(p_tenant_id uuid, p_workflow_type text) FROM PUBLIC;
-GRANT ALL ON FUNCTION public.workflow_timeout_minutes(p_tenant_id uuid, p_workflow_type text) TO service_role;
-
-REVOKE ALL ON FUNCTION public.workflow_usage_values(p_usage jsonb) FROM PUBLIC;
-GRANT ALL ON FUNCTION public.workflow_usage_values(p_usage jsonb) TO service_role;
-
-GRANT ALL ON TABLE public.agent_budgets TO service_role;
-GRANT SELECT ON TABLE public.agent_budgets TO authenticated;
-
 GRANT ALL ON TABLE public.inbox_item_origins TO service_role;
 GRANT SELECT ON TABLE public.inbox_item_origins TO authenticated;
 
-GRANT ALL ON TABLE public.agent_inbox_due TO service_role;
+GRANT SELECT ON TABLE dispatcher.inbox_due TO service_role;
+
+GRANT ALL ON TABLE public.agent_budgets TO service_role;
+GRANT SELECT ON TABLE public.agent_budgets TO authenticated;
 
 GRANT ALL ON TABLE public.agent_profiles TO service_role;
 GRANT SELECT ON TABLE public.agent_profiles TO authenticated;

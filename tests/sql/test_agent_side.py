@@ -546,10 +546,16 @@ def test_ff68_outside_a_wake_the_same_post_is_one_item_for_some_minutes(own: Inb
     first = own.post()
     assert own.post() == first | {"code": "already"}
     assert own.post(sender="bob", to="ada")["code"] == "ok"
-    key = own.call("inbox_post_key", p_request_key=None, p_wake_id=None, p_content="c", p_at="2026-11-30 12:00:00Z")
+    key = own.call(
+        "dispatcher.inbox_post_key", p_request_key=None, p_wake_id=None, p_content="c", p_at="2026-11-30 12:00:00Z"
+    )
     assert key.startswith("content:")
-    same = own.call("inbox_post_key", p_request_key="", p_wake_id=None, p_content="c", p_at="2026-11-30 12:09:59Z")
-    later = own.call("inbox_post_key", p_request_key=None, p_wake_id=None, p_content="c", p_at="2026-11-30 12:10:00Z")
+    same = own.call(
+        "dispatcher.inbox_post_key", p_request_key="", p_wake_id=None, p_content="c", p_at="2026-11-30 12:09:59Z"
+    )
+    later = own.call(
+        "dispatcher.inbox_post_key", p_request_key=None, p_wake_id=None, p_content="c", p_at="2026-11-30 12:10:00Z"
+    )
     assert (same == key, later == key) == (True, False)
 
 
@@ -574,7 +580,7 @@ def test_ff27_only_the_service_role_may_call_them(own: Inbox, stranger: Connecti
         " or has_function_privilege('authenticated', oid, 'execute') as open,"
         " has_function_privilege('service_role', oid, 'execute') as served,"
         " obj_description(oid, 'pg_proc') as comment"
-        " from pg_proc where pronamespace = 'public'::regnamespace and proname = any (%s)",
+        " from pg_proc where pronamespace::regnamespace::text in ('public', 'dispatcher') and proname = any (%s)",
         (FUNCTIONS,),
     )
     assert sorted(right["proname"] for right in rights) == sorted(FUNCTIONS)  # one signature per name

@@ -88,7 +88,7 @@ def test_an_item_picked_before_another_session_leased_it_is_not_leased_twice(own
     item_id = own.seed.item()
     own.lease()
     taken = own.call(
-        "lease_one_inbox_item",
+        "dispatcher.lease_one_inbox_item",
         p_item_id=item_id,
         p_lease_seconds=60,
         p_lease_token=uuid.uuid4(),

@@ -23,16 +23,16 @@ def objects(database: Database) -> list[dict]:
     """Every relation, function, trigger, policy and enum of schema public, with what defines it."""
     return database.rows(
         """select 'function' as kind, oid::regprocedure::text as name, md5(pg_get_functiondef(oid)) as body
-             from pg_proc where pronamespace = 'public'::regnamespace
+             from pg_proc where pronamespace::regnamespace::text in ('public', 'dispatcher')
            union all select 'column', attrelid::regclass || '.' || attname,
                   format_type(atttypid, atttypmod) || attnotnull
              from pg_attribute join pg_class on pg_class.oid = attrelid
-            where relnamespace = 'public'::regnamespace and attnum > 0 and relkind in ('r', 'v')
+            where relnamespace::regnamespace::text in ('public', 'dispatcher') and attnum > 0 and relkind in ('r', 'v')
            union all select 'trigger', tgrelid::regclass || '.' || tgname, pg_get_triggerdef(oid)
              from pg_trigger where not tgisinternal
            union all select 'policy', tablename || '.' || policyname, coalesce(qual, '') from pg_policies
            union all select 'constraint', conrelid::regclass || '.' || conname, pg_get_constraintdef(oid)
-             from pg_constraint where connamespace = 'public'::regnamespace
+             from pg_constraint where connamespace::regnamespace::text in ('public', 'dispatcher')
            union all select 'enum', enumtypid::regtype || '.' || enumlabel, enumsortorder::text from pg_enum
            order by 1, 2, 3"""
     )

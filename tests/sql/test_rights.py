@@ -45,29 +45,32 @@ HIDDEN: Final = {
     "dispatcher_gateways": "rows that exist to be locked",
     "inbox_item_leases": "lease tokens",
     "inbox_item_reopenings": "bookkeeping of the sweep",
-    "agent_inbox_due": "a view for the functions; users read the items themselves",
+    "inbox_due": "a view for the functions; users read the items themselves",
     "workflow_claims": "claim tokens",
     "workflow_notifications": "an outbox between daemons",
     "workflow_respawns": "the same",
 }
 
 RELATIONS: Final = """
-    select class.relname as name, class.relkind::text as kind, class.relrowsecurity as secured,
+    select class.relnamespace::regnamespace::text as schema, class.relname as name, class.relkind::text as kind,
+           class.relrowsecurity as secured,
            coalesce(class.reloptions, '{}') as options, obj_description(class.oid, 'pg_class') as comment,
            class.relacl::text as acl
       from pg_class as class
-     where class.relnamespace = 'public'::regnamespace and class.relkind in ('r', 'p', 'v', 'm', 'f', 'S')
+     where class.relnamespace::regnamespace::text in ('public', 'dispatcher')
+       and class.relkind in ('r', 'p', 'v', 'm', 'f', 'S')
        and not exists (select from pg_depend
                         where objid = class.oid and classid = 'pg_class'::regclass and deptype = 'e')
      order by name"""
 FUNCTIONS: Final = """
-    select proc.oid, proc.proname as name, proc.oid::regprocedure::text as signature, proc.prosecdef as definer,
+    select proc.oid, proc.pronamespace::regnamespace::text as schema, proc.proname as name,
+           proc.oid::regprocedure::text as signature, proc.prosecdef as definer,
            proc.prorettype = 'trigger'::regtype as is_trigger, coalesce(proc.proconfig, '{}') as config,
            obj_description(proc.oid, 'pg_proc') as comment, proc.proacl::text as acl, md5(proc.prosrc) as source,
            array(select format_type(kind, null) from unnest(proc.proargtypes) with ordinality as argument (kind, place)
                   order by place) as arguments
       from pg_proc as proc
-     where proc.pronamespace = 'public'::regnamespace
+     where proc.pronamespace::regnamespace::text in ('public', 'dispatcher')
        and not exists (select from pg_depend where objid = proc.oid and classid = 'pg_proc'::regclass and deptype = 'e')
      order by signature"""
 POLICIES: Final = "select * from pg_policies where schemaname = 'public' order by tablename, policyname"
@@ -75,6 +78,7 @@ POLICIES: Final = "select * from pg_policies where schemaname = 'public' order b
 
 @dataclass(frozen=True)
 class Relation:
+    schema: str
     name: str
     kind: str
     secured: bool
@@ -90,6 +94,7 @@ class Relation:
 @dataclass(frozen=True)
 class Function:
     oid: int
+    schema: str
     name: str
     signature: str
     definer: bool
@@ -102,7 +107,7 @@ class Function:
 
 
 class Catalog:
-    """What stands in schema public."""
+    """What stands in the schemas public and dispatcher."""
 
     def __init__(self, database: Database) -> None:
         rows = database.rows(RELATIONS)
@@ -141,7 +146,7 @@ class Project:
 
     def _privileges(self, function: str, role: str, relation: Relation, names: tuple[str, ...]) -> set[str]:
         query = f"select name from unnest(%s::text[]) as name where {function}(%s, %s, name)"
-        qualified = sql.Identifier("public", relation.name).as_string(None)
+        qualified = sql.Identifier(relation.schema, relation.name).as_string(None)
         return {row["name"] for row in self.database.rows(query, [list(names), role, qualified])}
 
     def may_call(self, role: str, function: Function) -> bool:
@@ -258,7 +263,7 @@ def test_every_table_view_and_function_says_what_it_is(project: Project) -> None
 
 
 def test_nothing_of_ours_stands_elsewhere_but_the_list_of_migrations(project: Project) -> None:
-    assert project.after.schemas - project.before.schemas == {"supabase_migrations"}
+    assert project.after.schemas - project.before.schemas == {"supabase_migrations", "dispatcher"}
     roles = [row["rolname"] for row in project.database.rows(
         """select rolname from pg_roles where rolname in ('anon', 'authenticated')
               and has_schema_privilege(oid, 'supabase_migrations', 'USAGE')"""
@@ -366,7 +371,9 @@ def seen(connection: Connection, relation: Relation) -> set[object] | None:
     column = sql.Identifier(tenant_column(relation.name))
     try:
         rows = connection.execute(
-            sql.SQL("select distinct {} as tenant from public.{}").format(column, sql.Identifier(relation.name))
+            sql.SQL("select distinct {} as tenant from {}").format(
+                column, sql.Identifier(relation.schema, relation.name)
+            )
         ).fetchall()
     except psycopg.errors.InsufficientPrivilege:
         return None
@@ -418,7 +425,7 @@ def test_ff27_nobody_but_the_service_role_writes(filled: Project, role: str) -> 
 
 
 def statements(relation: Relation) -> dict[str, sql.Composed]:
-    table, tenant = sql.Identifier("public", relation.name), sql.Identifier(tenant_column(relation.name))
+    table, tenant = sql.Identifier(relation.schema, relation.name), sql.Identifier(tenant_column(relation.name))
     return {
         "insert": sql.SQL("insert into {} ({}) values (null)").format(table, tenant),
         "update": sql.SQL("update {} set {} = {}").format(table, tenant, tenant),
@@ -463,7 +470,7 @@ def test_ff27_no_function_of_ours_can_be_called(filled: Project, role: str) -> N
 
 def call_of(function: Function) -> sql.Composed:
     arguments = sql.SQL(", ".join(f"null::{kind}" for kind in function.arguments))
-    return sql.SQL("select public.{}({})").format(sql.Identifier(function.name), arguments)
+    return sql.SQL("select {}({})").format(sql.Identifier(function.schema, function.name), arguments)
 
 
 def test_nobody_listens_to_a_private_topic_of_ours_but_the_service_role(filled: Project) -> None:

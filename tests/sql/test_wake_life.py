@@ -517,7 +517,7 @@ class TestSweep:
     def test_a_failing_phase_does_not_stop_the_others(self, database: Database, seed: Seed, dispatcher) -> None:
         seed.item("ada")
         daemon = dispatcher()
-        database.execute("alter function stop_wake_chains(dispatcher_instances) rename to away")
+        database.execute("alter function dispatcher.stop_wake_chains(dispatcher_instances) rename to away")
         answer = daemon.sweep(limit=1)
         assert [error["phase"] for error in answer["errors"]] == ["chained"]
         assert answer["claims"][0]["granted"] is True

@@ -38,7 +38,7 @@ def runs(shared: Database) -> Iterator[Workflows]:
 
 
 def period(database: Database, kind: str, zone: str, moment: str) -> dict[str, Any]:
-    return database.row("select * from public.workflow_period(%s, %s, %s)", [kind, zone, moment])
+    return database.row("select * from dispatcher.workflow_period(%s, %s, %s)", [kind, zone, moment])
 
 
 @pytest.mark.parametrize(
@@ -343,7 +343,7 @@ def test_an_unknown_cost_counts_as_the_estimate(runs: Workflows, cost: object) -
 def test_the_estimate_is_the_mean_of_the_last_twenty(runs: Workflows) -> None:
     for number in range(25):
         runs.done(cost=9 if number < 5 else 0.5, reported_at=datetime.now(UTC) - timedelta(days=60 - number))
-    estimates = runs.call("workflow_estimates", p_tenant_id=runs.tenant, p_default_usd=None)
+    estimates = runs.call("dispatcher.workflow_estimates", p_tenant_id=runs.tenant, p_default_usd=None)
     assert float(estimates["code-change"]["usd"]) == 0.5
     assert float(estimates[""]["usd"]) == 0.5
     runs.run()

@@ -460,12 +460,14 @@ def test_a_row_or_a_route_that_somebody_holds_keeps_nothing_else_back(runs: Work
 def test_a_phase_that_raises_stops_no_other(shared: Database, runs: Workflows) -> None:
     runs.route()
     run = runs.run(status="running", owner_agent_id="coder", deadline_at=ago(minutes=1))
-    shared.execute("alter function public.dispatch_queued_runs(uuid, jsonb, jsonb, jsonb) rename to gone_for_a_while")
+    shared.execute(
+        "alter function dispatcher.dispatch_queued_runs(uuid, jsonb, jsonb, jsonb) rename to gone_for_a_while"
+    )
     try:
         tick = runs.tick()
     finally:
         shared.execute(
-            "alter function public.gone_for_a_while(uuid, jsonb, jsonb, jsonb) rename to dispatch_queued_runs"
+            "alter function dispatcher.gone_for_a_while(uuid, jsonb, jsonb, jsonb) rename to dispatch_queued_runs"
         )
     assert [error["phase"] for error in tick["errors"]] == ["dispatched"]
     assert (tick["timed_out"], runs.status(run)) == (1, "timed_out")

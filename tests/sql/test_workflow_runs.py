@@ -435,7 +435,7 @@ def test_only_the_service_role_may_call_and_write(either: Database) -> None:
         """select proname, prosecdef, proconfig, has_function_privilege('service_role', oid, 'execute') as service,
                   has_function_privilege('anon', oid, 'execute')
                     or has_function_privilege('authenticated', oid, 'execute') as open
-             from pg_proc where pronamespace = 'public'::regnamespace
+             from pg_proc where pronamespace::regnamespace::text in ('public', 'dispatcher')
               and proname not in ('budget_blocks', 'hint_budget_change')
               and (proname ~ 'workflow|budget_|_budget|orphan|wakes_to_stop|stale_(claims|dispatches)'
                    or proname ~ 'time_out_runs|queued_runs|_held_runs|unrouted|note_wake_progress')"""
@@ -479,11 +479,12 @@ def test_signed_in_people_read_their_tenant_and_anon_nothing(runs: Workflows) ->
 
 def test_everything_has_a_comment_and_row_level_security(database: Database) -> None:
     silent = database.rows(
-        """select relname from pg_class where relnamespace = 'public'::regnamespace and relkind in ('r', 'v')
+        """select relname from pg_class where relnamespace::regnamespace::text in ('public', 'dispatcher')
+             and relkind in ('r', 'v')
              and (relname ~ '^(workflow|budget)' or relname in ('departments', 'agent_profiles'))
              and (obj_description(oid, 'pg_class') is null or (relkind = 'r' and not relrowsecurity))
            union all
-           select proname from pg_proc where pronamespace = 'public'::regnamespace
+           select proname from pg_proc where pronamespace::regnamespace::text in ('public', 'dispatcher')
              and proname ~ 'workflow|budget' and obj_description(oid, 'pg_proc') is null"""
     )
     assert silent == []

@@ -64,16 +64,22 @@ class Database:
         return self.admin.execute(query.encode(), parameters or None).rowcount
 
     def call(self, function: str, arguments: Mapping[str, object], *, on: Connection | None = None) -> Any:
-        """The rows of a function of schema public called with named arguments, as PostgREST calls it."""
+        """The rows of a function called with named arguments, as PostgREST calls it; of public unless it says."""
         named = sql.SQL(", ").join(
             sql.SQL("{} => {}").format(sql.Identifier(name), sql.Placeholder(name)) for name in arguments
         )
-        query = sql.SQL("select * from public.{}({})").format(sql.Identifier(function), named)
+        query = sql.SQL("select * from {}({})").format(sql.Identifier(*function_path(function)), named)
         return (on or self.admin).execute(query, dict(arguments)).fetchall()
 
     def close(self) -> None:
         """Close every connection made through this object."""
         self._open.close()
+
+
+def function_path(function: str) -> tuple[str, str]:
+    """Schema and name; `claim_wakes` is public's, `dispatcher.wake_gates` is internal."""
+    schema, _, name = function.rpartition(".")
+    return schema or "public", name
 
 
 @contextmanager

@@ -99,7 +99,7 @@ def make_agents(bench: Bench, agents: Iterable[Agent]) -> None:
             [agent.slug, agent.slug, GATEWAY],
         )
     bench.rows(
-        """create or replace function public.inbox_retry_delay(p_attempt integer) returns interval
+        """create or replace function dispatcher.inbox_retry_delay(p_attempt integer) returns interval
            language sql immutable parallel safe set search_path = ''
            as $$ select make_interval(secs => least(4, greatest(p_attempt, 1))) $$"""
     )

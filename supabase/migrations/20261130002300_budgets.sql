@@ -1,7 +1,7 @@
 -- Budgets of workflow runs: what was spent and what is reserved, who may still start, and what is told when it is too much.
 -- Nothing here names a budget table outside a function body: a database that has lost them dispatches on, loudly.
 
-create or replace function public.workflow_period(
+create or replace function dispatcher.workflow_period(
   p_period text, p_timezone text, p_now timestamptz, out period_key text, out starts_at timestamptz, out ends_at timestamptz
 )
 language plpgsql stable set search_path = ''
@@ -29,10 +29,10 @@ begin
   starts_at := v_start at time zone p_timezone;
 end
 $$;
-comment on function public.workflow_period(text, text, timestamptz) is
+comment on function dispatcher.workflow_period(text, text, timestamptz) is
   'The period a moment falls into in a zone: its key (2026-11-30, 2026-W49, 2026-11), local start and end. Raises for an unknown zone.';
 
-create or replace function public.workflow_estimates(p_tenant_id uuid, p_default_usd numeric) returns jsonb
+create or replace function dispatcher.workflow_estimates(p_tenant_id uuid, p_default_usd numeric) returns jsonb
 language sql stable set search_path = ''
 as $$
   with types as (
@@ -57,15 +57,15 @@ as $$
                                                       'tokens', coalesce((select avg(tokens) from reported), 0)))
     from reported
 $$;
-comment on function public.workflow_estimates(uuid, numeric) is
+comment on function dispatcher.workflow_estimates(uuid, numeric) is
   'What a run of each type is expected to cost: {type: {usd, tokens}} as the mean of its last 20 reported runs; under "" what holds for a type without any (the setting, else the mean of the other types, else 0.10 USD).';
 
-create or replace function public.workflow_estimate(p_estimates jsonb, p_workflow_type text, p_what text) returns numeric
+create or replace function dispatcher.workflow_estimate(p_estimates jsonb, p_workflow_type text, p_what text) returns numeric
 language sql immutable set search_path = ''
 as $$ select coalesce((p_estimates -> p_workflow_type ->> p_what)::numeric, (p_estimates -> '' ->> p_what)::numeric, 0) $$;
-comment on function public.workflow_estimate(jsonb, text, text) is 'The estimate (usd or tokens) for a type out of workflow_estimates.';
+comment on function dispatcher.workflow_estimate(jsonb, text, text) is 'The estimate (usd or tokens) for a type out of workflow_estimates.';
 
-create or replace function public.workflow_spend(p_tenant_id uuid, p_starts timestamptz[], p_estimates jsonb) returns table (
+create or replace function dispatcher.workflow_spend(p_tenant_id uuid, p_starts timestamptz[], p_estimates jsonb) returns table (
   starts_at timestamptz, scope text, scope_id text, settled_usd numeric, settled_tokens numeric, reserved_usd numeric, reserved_tokens numeric
 )
 language sql stable set search_path = ''
@@ -109,10 +109,10 @@ as $$
     left join public.agent_profiles as profile on profile.tenant_id = p_tenant_id and profile.agent_id = spent.agent_id
    group by grouping sets ((spent.starts_at, spent.agent_id), (spent.starts_at, profile.department_id), (spent.starts_at, spent.workflow_type), (spent.starts_at))
 $$;
-comment on function public.workflow_spend(uuid, timestamptz[], jsonb) is
+comment on function dispatcher.workflow_spend(uuid, timestamptz[], jsonb) is
   'What every agent, department, project and the fleet have spent since each of the given moments, and what their unreported active runs reserve: one aggregate per period, whatever the number of budgets.';
 
-create or replace function public.budget_periods(p_tenant_id uuid, p_now timestamptz) returns jsonb
+create or replace function dispatcher.budget_periods(p_tenant_id uuid, p_now timestamptz) returns jsonb
 language plpgsql stable set search_path = ''
 as $$
 declare
@@ -122,7 +122,7 @@ declare
 begin
   for v_kind in select distinct period, timezone from public.budgets where tenant_id = p_tenant_id and active loop
     begin
-      select * into v_period from public.workflow_period(v_kind.period, v_kind.timezone, p_now);
+      select * into v_period from dispatcher.workflow_period(v_kind.period, v_kind.timezone, p_now);
       v_periods := v_periods || jsonb_build_object(v_kind.period || ' ' || v_kind.timezone,
         jsonb_build_object('period_key', v_period.period_key, 'starts_at', v_period.starts_at, 'ends_at', v_period.ends_at));
     exception when query_canceled then
@@ -134,14 +134,14 @@ begin
   return v_periods;
 end
 $$;
-comment on function public.budget_periods(uuid, timestamptz) is
+comment on function dispatcher.budget_periods(uuid, timestamptz) is
   'The running period of every kind the tenant''s active budgets have, by "period zone"; for a zone that is none, the error.';
 
-create or replace function public.evaluate_budgets(p_tenant_id uuid, p_estimates jsonb, p_now timestamptz default now()) returns jsonb
+create or replace function dispatcher.evaluate_budgets(p_tenant_id uuid, p_estimates jsonb, p_now timestamptz default now()) returns jsonb
 language plpgsql stable set search_path = ''
 as $$
 declare
-  v_periods constant jsonb := public.budget_periods(p_tenant_id, p_now);
+  v_periods constant jsonb := dispatcher.budget_periods(p_tenant_id, p_now);
   v_spends jsonb := '{}';
   v_error text;
 begin
@@ -152,7 +152,7 @@ begin
     select coalesce(jsonb_object_agg(concat_ws('|', extract(epoch from spend.starts_at), spend.scope, spend.scope_id),
              jsonb_build_object('settled_usd', spend.settled_usd, 'settled_tokens', spend.settled_tokens, 'reserved_usd', spend.reserved_usd, 'reserved_tokens', spend.reserved_tokens)), '{}')
       into v_spends
-      from public.workflow_spend(p_tenant_id, array(select distinct (kind.value ->> 'starts_at')::timestamptz from jsonb_each(v_periods) as kind
+      from dispatcher.workflow_spend(p_tenant_id, array(select distinct (kind.value ->> 'starts_at')::timestamptz from jsonb_each(v_periods) as kind
                                                      where kind.value ? 'starts_at'), p_estimates) as spend
      where spend.scope_id is not null or spend.scope = 'fleet';
   exception when query_canceled or lock_not_available or deadlock_detected or serialization_failure then
@@ -171,10 +171,10 @@ begin
       from public.budgets as budget where budget.tenant_id = p_tenant_id and budget.active);
 end
 $$;
-comment on function public.evaluate_budgets(uuid, jsonb, timestamptz) is
+comment on function dispatcher.evaluate_budgets(uuid, jsonb, timestamptz) is
   'Every active budget with its period and spend; one aggregate per period, however many budgets there are and runs wait. A budget that cannot be evaluated carries its error.';
 
-create or replace function public.tight_budgets(p_budgets jsonb, p_estimates jsonb, p_runs integer) returns jsonb
+create or replace function dispatcher.tight_budgets(p_budgets jsonb, p_estimates jsonb, p_runs integer) returns jsonb
 language sql immutable set search_path = ''
 as $$
   select coalesce(jsonb_agg(b.value order by b.ordinality), '[]')
@@ -185,10 +185,10 @@ as $$
       or (b.value ->> 'settled_usd')::numeric + (b.value ->> 'reserved_usd')::numeric + p_runs * dearest.usd >= (b.value ->> 'cap_usd')::numeric
       or (b.value ->> 'settled_tokens')::numeric + (b.value ->> 'reserved_tokens')::numeric + p_runs * dearest.tokens >= (b.value ->> 'cap_tokens')::numeric
 $$;
-comment on function public.tight_budgets(jsonb, jsonb, integer) is
+comment on function dispatcher.tight_budgets(jsonb, jsonb, integer) is
   'The evaluated budgets that so many runs of the dearest kind could fill: no other can have a say in a tick.';
 
-create or replace function public.budget_states(p_budgets jsonb) returns table (
+create or replace function dispatcher.budget_states(p_budgets jsonb) returns table (
   id uuid, name text, scope text, scope_id text, period text, period_key text, action text, fail_closed boolean, error text,
   cap numeric, settled numeric, reserved numeric, is_usd boolean
 )
@@ -201,17 +201,17 @@ as $$
       id uuid, name text, scope text, scope_id text, period text, period_key text, action text, fail_closed boolean, error text,
       cap_usd numeric, cap_tokens numeric, settled_usd numeric, settled_tokens numeric, reserved_usd numeric, reserved_tokens numeric)
 $$;
-comment on function public.budget_states(jsonb) is 'Evaluated budgets as rows, in the unit of their cap.';
+comment on function dispatcher.budget_states(jsonb) is 'Evaluated budgets as rows, in the unit of their cap.';
 
-create or replace function public.is_in_budget_scope(p_scope text, p_scope_id text, p_agent_id text, p_department_id text, p_workflow_type text) returns boolean
+create or replace function dispatcher.is_in_budget_scope(p_scope text, p_scope_id text, p_agent_id text, p_department_id text, p_workflow_type text) returns boolean
 language sql immutable set search_path = ''
 as $$
   select case p_scope when 'fleet' then true when 'agent' then p_scope_id = p_agent_id when 'department' then p_scope_id = p_department_id
                       else p_scope_id = p_workflow_type end is true
 $$;
-comment on function public.is_in_budget_scope(text, text, text, text, text) is 'The scope chain of a run: its agent, that agent''s department, its type as project, the fleet.';
+comment on function dispatcher.is_in_budget_scope(text, text, text, text, text) is 'The scope chain of a run: its agent, that agent''s department, its type as project, the fleet.';
 
-create or replace function public.budget_verdict(
+create or replace function dispatcher.budget_verdict(
   p_budgets jsonb, p_agent_id text, p_department_id text, p_workflow_type text, p_usd numeric, p_tokens numeric,
   out verdict text, out holders uuid[], out warned integer
 )
@@ -220,7 +220,7 @@ as $$
   with hit as (
     select b.id, b.action, b.error is not null as is_broken, b.fail_closed, b.settled >= b.cap as is_spent, b.settled + b.reserved >= b.cap as is_full,
            b.settled + b.reserved + case when b.is_usd then p_usd else p_tokens end > b.cap as is_too_much
-      from public.budget_states(p_budgets) as b
+      from dispatcher.budget_states(p_budgets) as b
      where case b.scope when 'fleet' then true when 'agent' then b.scope_id = p_agent_id when 'department' then b.scope_id = p_department_id
                         else b.scope_id = p_workflow_type end
   ), ranked as (
@@ -235,28 +235,24 @@ as $$
          (count(*) filter (where weight = 1))::integer
     from ranked
 $$;
-comment on function public.budget_verdict(jsonb, text, text, text, numeric, numeric) is
+comment on function dispatcher.budget_verdict(jsonb, text, text, text, numeric, numeric) is
   'May one more run start that is expected to cost this much: ok, held (a pause, a hard stop whose rest is reserved, or a broken fail_closed budget), or stopped (a hard stop that is spent). The strictest budget wins; holders are all that say no.';
 
-create or replace function public.reserve_in_budgets(
+create or replace function dispatcher.reserve_in_budgets(
   p_budgets jsonb, p_agent_id text, p_department_id text, p_workflow_type text, p_usd numeric, p_tokens numeric
 ) returns jsonb
 language sql immutable set search_path = ''
 as $$
-  select coalesce(jsonb_agg(case when public.is_in_budget_scope(b.value ->> 'scope', b.value ->> 'scope_id', p_agent_id, p_department_id, p_workflow_type)
+  select coalesce(jsonb_agg(case when dispatcher.is_in_budget_scope(b.value ->> 'scope', b.value ->> 'scope_id', p_agent_id, p_department_id, p_workflow_type)
            then b.value || jsonb_build_object('reserved_usd', (b.value ->> 'reserved_usd')::numeric + p_usd,
                                               'reserved_tokens', (b.value ->> 'reserved_tokens')::numeric + p_tokens)
            else b.value end order by b.ordinality), '[]')
     from jsonb_array_elements(p_budgets) with ordinality as b
 $$;
-comment on function public.reserve_in_budgets(jsonb, text, text, text, numeric, numeric) is
+comment on function dispatcher.reserve_in_budgets(jsonb, text, text, text, numeric, numeric) is
   'The evaluated budgets after one more run was dispatched (or taken back: negative amounts).';
 
--- ---------------------------------------------------------------------------------------------------------------
--- Events and frames
--- ---------------------------------------------------------------------------------------------------------------
-
-create or replace function public.budget_frame(p_budget jsonb, p_kind text) returns jsonb
+create or replace function dispatcher.budget_frame(p_budget jsonb, p_kind text) returns jsonb
 language sql stable set search_path = ''
 as $$
   select jsonb_build_object(
@@ -271,9 +267,9 @@ as $$
                   when 'paused' then 'holds new runs' else 'has stopped its runs' end),
     'timestamp', to_char(now() at time zone 'UTC', 'YYYY-MM-DD"T"HH24:MI:SS.MS"Z"'))
 $$;
-comment on function public.budget_frame(jsonb, text) is 'What is broadcast of a budget event.';
+comment on function dispatcher.budget_frame(jsonb, text) is 'What is broadcast of a budget event.';
 
-create or replace function public.broadcast_budget_event(p_tenant_id uuid, p_frame jsonb) returns void
+create or replace function dispatcher.broadcast_budget_event(p_tenant_id uuid, p_frame jsonb) returns void
 language plpgsql volatile security definer set search_path = ''
 as $$
 begin
@@ -286,14 +282,14 @@ exception when others then
   null;
 end
 $$;
-comment on function public.broadcast_budget_event(uuid, jsonb) is
+comment on function dispatcher.broadcast_budget_event(uuid, jsonb) is
   'Sends budget:breach to the private topic budgets (budgets:<tenant> for any but the default tenant). Never fails.';
 
-create or replace function public.record_budget_event(p_tenant_id uuid, p_budget jsonb, p_kind text, p_detail jsonb) returns boolean
+create or replace function dispatcher.record_budget_event(p_tenant_id uuid, p_budget jsonb, p_kind text, p_detail jsonb) returns boolean
 language plpgsql volatile set search_path = ''
 as $$
 declare
-  v_frame constant jsonb := public.budget_frame(p_budget, p_kind);
+  v_frame constant jsonb := dispatcher.budget_frame(p_budget, p_kind);
   v_is_new boolean;
 begin
   insert into public.budget_events (tenant_id, budget_id, period_key, event_kind, detail)
@@ -303,7 +299,7 @@ begin
   on conflict on constraint budget_events_once do nothing;
   v_is_new := found;
   if v_is_new and p_kind <> 'warned' then
-    perform public.broadcast_budget_event(p_tenant_id, v_frame);
+    perform dispatcher.broadcast_budget_event(p_tenant_id, v_frame);
   elsif not v_is_new and p_kind = 'hard_stopped' and jsonb_array_length(p_detail -> 'cancelled_run_ids') > 0 then
     update public.budget_events as event
        set detail = jsonb_set(event.detail, '{cancelled_run_ids}', coalesce(event.detail -> 'cancelled_run_ids', '[]') || (p_detail -> 'cancelled_run_ids'))
@@ -312,10 +308,10 @@ begin
   return v_is_new;
 end
 $$;
-comment on function public.record_budget_event(uuid, jsonb, text, jsonb) is
+comment on function dispatcher.record_budget_event(uuid, jsonb, text, jsonb) is
   'Writes a budget event once per budget, period and kind, and broadcasts it once unless it is a warning. Runs a hard stop cancels later join the ids of its one event. True when it is new.';
 
-create or replace function public.record_budget_recoveries(p_tenant_id uuid, p_budgets jsonb) returns integer
+create or replace function dispatcher.record_budget_recoveries(p_tenant_id uuid, p_budgets jsonb) returns integer
 language plpgsql volatile set search_path = ''
 as $$
 declare
@@ -330,15 +326,15 @@ begin
           from public.budget_events as event where event.budget_id = (b.value ->> 'id')::uuid) as history
      where b.value ->> 'period_key' is not null and history.breach > coalesce(history.recovery, 0)
   loop
-    v_count := v_count + public.record_budget_event(p_tenant_id, v_budget, 'recovered', '{}')::integer;
+    v_count := v_count + dispatcher.record_budget_event(p_tenant_id, v_budget, 'recovered', '{}')::integer;
   end loop;
   return v_count;
 end
 $$;
-comment on function public.record_budget_recoveries(uuid, jsonb) is
+comment on function dispatcher.record_budget_recoveries(uuid, jsonb) is
   'The first evaluation in a new period writes recovered for every budget that had a breach in an earlier one since its last recovery.';
 
-create or replace function public.stop_runs_of_budget(p_tenant_id uuid, p_budget jsonb) returns uuid[]
+create or replace function dispatcher.stop_runs_of_budget(p_tenant_id uuid, p_budget jsonb) returns uuid[]
 language plpgsql volatile set search_path = ''
 as $$
 declare
@@ -346,7 +342,7 @@ declare
   v_stopped uuid[] := '{}';
   v_error constant text := format('Budget hard stop: %s (%s)', p_budget ->> 'name', p_budget ->> 'period_key');
 begin
-  perform public.note_workflow_actor('dispatcher', v_error);
+  perform dispatcher.note_workflow_actor('dispatcher', v_error);
   for v_run in
     select run.* from public.workflow_runs as run
       left join public.workflow_agent_routing as route on route.tenant_id = run.tenant_id and route.workflow_type = run.workflow_type
@@ -355,13 +351,13 @@ begin
      where run.tenant_id = p_tenant_id and run.status in ('queued', 'dispatched', 'claimed', 'running')
        -- What is kept back for later belongs to the budget of its day.
        and (run.status <> 'queued' or run.next_attempt_at is null or run.next_attempt_at <= now())
-       and public.is_in_budget_scope(p_budget ->> 'scope', p_budget ->> 'scope_id',
+       and dispatcher.is_in_budget_scope(p_budget ->> 'scope', p_budget ->> 'scope_id',
              case run.status when 'queued' then coalesce(run.pinned_agent_id, route.agent_id) else run.owner_agent_id end, profile.department_id, run.workflow_type)
      order by run.created_at, run.id
      for update of run skip locked
   loop
     begin
-      perform public.stop_workflow_run(v_run, v_error);
+      perform dispatcher.stop_workflow_run(v_run, v_error);
       v_stopped := v_stopped || v_run.id;
     exception when query_canceled or lock_not_available or deadlock_detected or serialization_failure then
       raise;
@@ -372,13 +368,13 @@ begin
   return v_stopped;
 end
 $$;
-comment on function public.stop_runs_of_budget(uuid, jsonb) is 'Cancels every run in the scope of a spent hard stop that is queued and due, dispatched, claimed or running, all at once; answers their ids.';
+comment on function dispatcher.stop_runs_of_budget(uuid, jsonb) is 'Cancels every run in the scope of a spent hard stop that is queued and due, dispatched, claimed or running, all at once; answers their ids.';
 
-create or replace function public.tell_budget_event(p_tenant_id uuid, p_budget jsonb, p_kind text, p_detail jsonb) returns text
+create or replace function dispatcher.tell_budget_event(p_tenant_id uuid, p_budget jsonb, p_kind text, p_detail jsonb) returns text
 language plpgsql volatile set search_path = ''
 as $$
 begin
-  perform public.record_budget_event(p_tenant_id, p_budget, p_kind, p_detail);
+  perform dispatcher.record_budget_event(p_tenant_id, p_budget, p_kind, p_detail);
   return null;
 exception when query_canceled or lock_not_available or deadlock_detected or serialization_failure then
   raise;
@@ -386,10 +382,10 @@ when others then
   return format('%s (%s)', sqlerrm, sqlstate);
 end
 $$;
-comment on function public.tell_budget_event(uuid, jsonb, text, jsonb) is
+comment on function dispatcher.tell_budget_event(uuid, jsonb, text, jsonb) is
   'Records an event of a budget; the error when it cannot be, because a budget does its work whether or not that can be written down.';
 
-create or replace function public.enforce_budgets(
+create or replace function dispatcher.enforce_budgets(
   p_tenant_id uuid, p_budgets jsonb, p_estimates jsonb, out stopped integer, out budgets jsonb, out event_error text
 )
 language plpgsql volatile set search_path = ''
@@ -401,7 +397,7 @@ begin
   stopped := 0;
   budgets := p_budgets;
   begin
-    perform public.record_budget_recoveries(p_tenant_id, p_budgets);
+    perform dispatcher.record_budget_recoveries(p_tenant_id, p_budgets);
   exception when query_canceled or lock_not_available or deadlock_detected or serialization_failure then
     raise;
   when others then
@@ -409,38 +405,34 @@ begin
   end;
   for v_budget in
     select b.value
-      from public.budget_states(p_budgets) as state
+      from dispatcher.budget_states(p_budgets) as state
       join jsonb_array_elements(p_budgets) as b on (b.value ->> 'id')::uuid = state.id
      where state.error is null and state.action = 'hard_stop' and state.settled >= state.cap
      order by state.id
   loop
-    v_ids := public.stop_runs_of_budget(p_tenant_id, v_budget.value);
-    event_error := coalesce(public.tell_budget_event(p_tenant_id, v_budget.value, 'hard_stopped', jsonb_build_object('cancelled_run_ids', to_jsonb(v_ids))),
+    v_ids := dispatcher.stop_runs_of_budget(p_tenant_id, v_budget.value);
+    event_error := coalesce(dispatcher.tell_budget_event(p_tenant_id, v_budget.value, 'hard_stopped', jsonb_build_object('cancelled_run_ids', to_jsonb(v_ids))),
                             event_error);
     stopped := stopped + cardinality(v_ids);
   end loop;
   if stopped > 0 then
     -- What was stopped reserves nothing any more, and that may have been what filled another budget.
-    budgets := public.evaluate_budgets(p_tenant_id, p_estimates);
+    budgets := dispatcher.evaluate_budgets(p_tenant_id, p_estimates);
   end if;
   for v_budget in
     select b.value, state.action
-      from public.budget_states(budgets) as state
+      from dispatcher.budget_states(budgets) as state
       join jsonb_array_elements(budgets) as b on (b.value ->> 'id')::uuid = state.id
      where state.error is null and state.action <> 'hard_stop' and state.settled + state.reserved >= state.cap
      order by state.id
   loop
-    event_error := coalesce(public.tell_budget_event(p_tenant_id, v_budget.value, case v_budget.action when 'warn' then 'warned' else 'paused' end, '{}'),
+    event_error := coalesce(dispatcher.tell_budget_event(p_tenant_id, v_budget.value, case v_budget.action when 'warn' then 'warned' else 'paused' end, '{}'),
                             event_error);
   end loop;
 end
 $$;
-comment on function public.enforce_budgets(uuid, jsonb, jsonb) is
+comment on function dispatcher.enforce_budgets(uuid, jsonb, jsonb) is
   'What follows from evaluated budgets whatever is queued: recoveries, hard stops, one event per breach. Answers how many runs were stopped, and the budgets as they stand after that.';
-
--- ---------------------------------------------------------------------------------------------------------------
--- Operator
--- ---------------------------------------------------------------------------------------------------------------
 
 create or replace function public.set_budget(
   p_tenant_id uuid, p_name text, p_scope text, p_scope_id text, p_period text, p_cap_usd numeric, p_cap_tokens bigint, p_action text,
@@ -534,7 +526,7 @@ as $$
                                              where event.budget_id = budget.id and event.period_key = evaluated.value ->> 'period_key'))
            order by budget.active desc, budget.scope, budget.scope_id, budget.period, budget.created_at), '[]'))
     from public.budgets as budget
-    left join jsonb_array_elements(public.evaluate_budgets(p_tenant_id, public.workflow_estimates(p_tenant_id, p_default_usd))) as evaluated
+    left join jsonb_array_elements(dispatcher.evaluate_budgets(p_tenant_id, dispatcher.workflow_estimates(p_tenant_id, p_default_usd))) as evaluated
       on (evaluated.value ->> 'id')::uuid = budget.id
    where budget.tenant_id = p_tenant_id
 $$;
@@ -565,5 +557,9 @@ exception when others then
   raise notice 'no policy for the budgets topic: %', sqlerrm;
 end
 $$;
+
+select dispatcher.restrict_functions(array[
+  'set_budget', 'deactivate_budget', 'list_budgets', 'budget_ledger'
+]);
 
 notify pgrst, 'reload schema';

@@ -2,36 +2,8 @@
 -- The woken agent's scripts call these. A lease is a token: only its holder may close the item, and only while it lives.
 -- Locks are taken in the order of the daemon's functions: the agent's live wake, the item, its lease. Safe to apply twice.
 
--- Shared pieces ---------------------------------------------------------------------------------------------------
 
-create or replace function public.merge_inbox_context(p_context jsonb, p_changes jsonb) returns jsonb
-language sql immutable parallel safe security invoker set search_path = ''
-as $$
-  select case
-    when p_context is null then p_changes
-    when jsonb_typeof(p_context) = 'object' then p_context || p_changes
-    else jsonb_build_object('original_context', p_context) || p_changes
-  end
-$$;
-comment on function public.merge_inbox_context(jsonb, jsonb) is
-  'An item''s context with changes laid over it. A context that is no object is kept under original_context.';
-
-create or replace function public.clean_inbox_reason(p_reason text) returns text
-language sql immutable parallel safe security invoker set search_path = ''
-as $$
-  select coalesce(nullif(btrim(left(p_reason, 4000)), ''), 'no reason given')
-$$;
-comment on function public.clean_inbox_reason(text) is
-  'A reason as it is stored: trimmed, at most 4,000 characters, never empty.';
-
-create or replace function public.find_inbox_agent(p_tenant_id uuid, p_agent_slug text) returns uuid
-language sql stable security invoker set search_path = ''
-as $$
-  select agent.id from public.agents as agent where agent.tenant_id = p_tenant_id and agent.slug = p_agent_slug
-$$;
-comment on function public.find_inbox_agent(uuid, text) is 'The id of a tenant''s agent by its present slug; null when there is none.';
-
-create or replace function public.lock_inbox_lease(p_item_id uuid, p_lease_token uuid, p_outcomes text[]) returns text
+create or replace function dispatcher.lock_inbox_lease(p_item_id uuid, p_lease_token uuid, p_outcomes text[]) returns text
 language plpgsql volatile security invoker set search_path = ''
 as $$
 declare
@@ -61,22 +33,20 @@ begin
   return 'lease_lost';
 end
 $$;
-comment on function public.lock_inbox_lease(uuid, uuid, text[]) is
+comment on function dispatcher.lock_inbox_lease(uuid, uuid, text[]) is
   'Locks an item and its lease and says whether the token still owns it: ok, already (closed by this token with one of the outcomes), lease_lost, not_found.';
 
-create or replace function public.inbox_close_verdict(p_item_id uuid, p_code text) returns jsonb
+create or replace function dispatcher.inbox_close_verdict(p_item_id uuid, p_code text) returns jsonb
 language sql stable security invoker set search_path = ''
 as $$
   select jsonb_build_object('applied', p_code in ('ok', 'already'), 'code', p_code,
                             'status', item.status, 'attempt', item.attempt_count, 'max_attempts', item.max_attempts)
   from (select 1) as one_row left join public.agent_inbox_items as item on item.id = p_item_id
 $$;
-comment on function public.inbox_close_verdict(uuid, text) is
+comment on function dispatcher.inbox_close_verdict(uuid, text) is
   'The answer of the closing functions: {applied, code, status, attempt, max_attempts}; the last three are null when the item is unknown.';
 
--- Lease -----------------------------------------------------------------------------------------------------------
-
-create or replace function public.lease_one_inbox_item(
+create or replace function dispatcher.lease_one_inbox_item(
   p_item_id uuid, p_lease_seconds integer, p_lease_token uuid, p_wake_id uuid
 ) returns boolean
 language plpgsql volatile security invoker set search_path = ''
@@ -90,7 +60,7 @@ begin
   end if;
   v_now := clock_timestamp();
   -- Read anew under the lock: another session may have leased or closed the item since it was picked.
-  if not exists (select 1 from public.agent_inbox_due as due where due.id = p_item_id and due.due_at <= v_now) then
+  if not exists (select 1 from dispatcher.inbox_due as due where due.id = p_item_id and due.due_at <= v_now) then
     return false;
   end if;
   update public.agent_inbox_items as item
@@ -109,12 +79,11 @@ begin
   return true;
 end
 $$;
-comment on function public.lease_one_inbox_item(uuid, integer, uuid, uuid) is
+comment on function dispatcher.lease_one_inbox_item(uuid, integer, uuid, uuid) is
   'Leases one item if it is free and due; false when another session has it. The lease names the wake it is taken in, which keeps it alive.';
-
 create index if not exists inbox_item_leases_by_open_token on public.inbox_item_leases (lease_token) where closed_at is null;
 
-create or replace function public.inbox_items_of_lease(p_agent_id uuid, p_lease_token uuid) returns jsonb
+create or replace function dispatcher.inbox_items_of_lease(p_agent_id uuid, p_lease_token uuid) returns jsonb
 language sql stable security invoker set search_path = ''
 as $$
   select coalesce(jsonb_agg(jsonb_build_object(
@@ -131,7 +100,7 @@ as $$
                            else jsonb_build_object('task', jsonb_build_object(
                                   'id', task.id, 'title', task.title, 'description', task.description, 'status', task.status,
                                   'priority', task.priority, 'tags', task.tags, 'due_date', task.due_date))
-                                || public.merge_inbox_context(item.context, '{}') end
+                                || dispatcher.merge_inbox_context(item.context, '{}') end
          ) order by item.created_at, item.id), '[]'::jsonb)
     from public.agent_inbox_items as item
     join public.inbox_item_leases as lease on lease.item_id = item.id
@@ -143,10 +112,10 @@ as $$
      and lease.leased_at = item.leased_at
      and lease.closed_at is null
 $$;
-comment on function public.inbox_items_of_lease(uuid, uuid) is
+comment on function dispatcher.inbox_items_of_lease(uuid, uuid) is
   'The items an agent holds under one lease token, oldest first, as the agent''s script prints them; an item''s task is laid into its context.';
 
-create or replace function public.lease_busy_inbox_item(
+create or replace function dispatcher.lease_busy_inbox_item(
   p_agent_id uuid, p_lease_seconds integer, p_lease_token uuid, p_wake_id uuid
 ) returns void
 language plpgsql volatile security invoker set search_path = ''
@@ -155,7 +124,7 @@ declare
   v_timeout constant text := current_setting('lock_timeout');
   v_item_id uuid;
 begin
-  select due.id into v_item_id from public.agent_inbox_due as due
+  select due.id into v_item_id from dispatcher.inbox_due as due
    where due.agent_id = p_agent_id and due.due_at <= clock_timestamp()
    order by due.created_at, due.id
    limit 1;
@@ -163,13 +132,13 @@ begin
     perform set_config('lock_timeout', '1s', true);
     perform 1 from public.agent_inbox_items as item where item.id = v_item_id for update;
     perform set_config('lock_timeout', v_timeout, true);
-    perform public.lease_one_inbox_item(v_item_id, p_lease_seconds, p_lease_token, p_wake_id);
+    perform dispatcher.lease_one_inbox_item(v_item_id, p_lease_seconds, p_lease_token, p_wake_id);
   end if;
 exception when lock_not_available then
   null; -- whoever holds it that long is at work on it
 end
 $$;
-comment on function public.lease_busy_inbox_item(uuid, integer, uuid, uuid) is
+comment on function dispatcher.lease_busy_inbox_item(uuid, integer, uuid, uuid) is
   'Leases the agent''s oldest due item although another session has it locked, if that session lets go of it within a second.';
 
 create or replace function public.lease_inbox_items(
@@ -182,7 +151,7 @@ create or replace function public.lease_inbox_items(
 language plpgsql volatile security invoker set search_path = ''
 as $$
 declare
-  v_agent_id uuid := public.find_inbox_agent(p_tenant_id, p_agent_slug);
+  v_agent_id uuid := dispatcher.find_inbox_agent(p_tenant_id, p_agent_slug);
   v_token uuid := coalesce(p_lease_token, gen_random_uuid());
   v_seconds integer := least(greatest(coalesce(p_lease_seconds, 120), 1), 86400);
   v_wanted integer := least(greatest(coalesce(p_limit, 1), 1), 100);
@@ -195,28 +164,28 @@ begin
   end if;
   -- A repeat waits for the first call of the same token, then gets that call's items: no second attempt is spent.
   perform pg_advisory_xact_lock(hashtextextended('lease_inbox_items ' || v_token::text, 0));
-  v_items := public.inbox_items_of_lease(v_agent_id, v_token);
+  v_items := dispatcher.inbox_items_of_lease(v_agent_id, v_token);
   if jsonb_array_length(v_items) = 0 then
     -- Held until the lease is written: a wake that ends now ends before or after it, and then gives the items back.
     select wake.id into v_wake_id from public.agent_wakes as wake
      where wake.agent_id = v_agent_id and wake.state in ('starting', 'running')
        for key share;
     for v_item_id in
-      select due.id from public.agent_inbox_due as due
+      select due.id from dispatcher.inbox_due as due
        where due.tenant_id = p_tenant_id and due.agent_id = v_agent_id and due.due_at <= clock_timestamp()
        order by due.created_at, due.id
        limit 200 -- lets the planner walk the index instead of sorting the backlog; far more than others can hold locked
     loop
-      if public.lease_one_inbox_item(v_item_id, v_seconds, v_token, v_wake_id) then
+      if dispatcher.lease_one_inbox_item(v_item_id, v_seconds, v_token, v_wake_id) then
         v_wanted := v_wanted - 1;
       end if;
       exit when v_wanted = 0;
     end loop;
-    v_items := public.inbox_items_of_lease(v_agent_id, v_token);
+    v_items := dispatcher.inbox_items_of_lease(v_agent_id, v_token);
     if jsonb_array_length(v_items) = 0 then
       -- An agent must not be told that its inbox is empty because a daemon stamps its item at this moment.
-      perform public.lease_busy_inbox_item(v_agent_id, v_seconds, v_token, v_wake_id);
-      v_items := public.inbox_items_of_lease(v_agent_id, v_token);
+      perform dispatcher.lease_busy_inbox_item(v_agent_id, v_seconds, v_token, v_wake_id);
+      v_items := dispatcher.inbox_items_of_lease(v_agent_id, v_token);
     end if;
   end if;
   return jsonb_build_object('agent', jsonb_build_object('id', v_agent_id, 'slug', p_agent_slug), 'items', v_items);
@@ -224,8 +193,6 @@ end
 $$;
 comment on function public.lease_inbox_items(uuid, text, integer, integer, uuid) is
   'Leases up to p_limit (1-100) due items of an agent, oldest first, for p_lease_seconds (1-86400): {agent: {id, slug}, items: [...]}, or {code: unknown_agent}. The items of one call share p_lease_token; a repeat with the same token returns the same items.';
-
--- Close -----------------------------------------------------------------------------------------------------------
 
 create or replace function public.close_inbox_item(
   p_item_id uuid,
@@ -241,12 +208,12 @@ declare
   v_status public.inbox_item_status;
 begin
   if p_outcome is null or p_outcome not in ('done', 'failed', 'released') then
-    return public.inbox_close_verdict(p_item_id, 'invalid');
+    return dispatcher.inbox_close_verdict(p_item_id, 'invalid');
   end if;
-  v_code := public.lock_inbox_lease(p_item_id, p_lease_token,
+  v_code := dispatcher.lock_inbox_lease(p_item_id, p_lease_token,
               case when p_outcome = 'failed' then array['failed', 'dead_letter'] else array[p_outcome] end);
   if v_code <> 'ok' then
-    return public.inbox_close_verdict(p_item_id, v_code);
+    return dispatcher.inbox_close_verdict(p_item_id, v_code);
   end if;
   v_now := clock_timestamp();
   update public.agent_inbox_items as item
@@ -261,8 +228,8 @@ begin
          completed_at = case when p_outcome = 'done' then v_now else item.completed_at end,
          failed_at = case when p_outcome = 'failed' then v_now else item.failed_at end,
          context = case when p_outcome = 'failed'
-                        then public.merge_inbox_context(item.context,
-                               jsonb_build_object('last_failure_reason', public.clean_inbox_reason(p_reason)))
+                        then dispatcher.merge_inbox_context(item.context,
+                               jsonb_build_object('last_failure_reason', dispatcher.clean_inbox_reason(p_reason)))
                         else item.context end,
          updated_at = v_now
    where item.id = p_item_id
@@ -270,7 +237,7 @@ begin
   update public.inbox_item_leases as lease
      set closed_at = v_now, outcome = case when p_outcome = 'failed' then v_status::text else p_outcome end
    where lease.item_id = p_item_id;
-  return public.inbox_close_verdict(p_item_id, 'ok');
+  return dispatcher.inbox_close_verdict(p_item_id, 'ok');
 end
 $$;
 comment on function public.close_inbox_item(uuid, uuid, text, text) is
@@ -280,16 +247,16 @@ create or replace function public.escalate_inbox_item(p_item_id uuid, p_lease_to
 language plpgsql volatile security invoker set search_path = ''
 as $$
 declare
-  v_code text := public.lock_inbox_lease(p_item_id, p_lease_token, array['escalated']);
-  v_reason text := public.clean_inbox_reason(p_reason);
+  v_code text := dispatcher.lock_inbox_lease(p_item_id, p_lease_token, array['escalated']);
+  v_reason text := dispatcher.clean_inbox_reason(p_reason);
   v_now timestamptz := clock_timestamp();
 begin
   if v_code <> 'ok' then
-    return public.inbox_close_verdict(p_item_id, v_code);
+    return dispatcher.inbox_close_verdict(p_item_id, v_code);
   end if;
   update public.agent_inbox_items as item
      set status = 'done', completed_at = v_now, leased_until = null, updated_at = v_now,
-         context = public.merge_inbox_context(item.context, jsonb_build_object('outcome', 'escalated', 'escalation_reason', v_reason))
+         context = dispatcher.merge_inbox_context(item.context, jsonb_build_object('outcome', 'escalated', 'escalation_reason', v_reason))
    where item.id = p_item_id;
   update public.inbox_item_leases as lease set closed_at = v_now, outcome = 'escalated' where lease.item_id = p_item_id;
   -- A task that has ended stays ended: an escalation that comes late must not open it again.
@@ -308,26 +275,24 @@ begin
     join public.agents as agent on agent.id = item.agent_id
     left join public.tasks as task on task.id = item.task_id and task.tenant_id = item.tenant_id
    where item.id = p_item_id;
-  return public.inbox_close_verdict(p_item_id, 'ok');
+  return dispatcher.inbox_close_verdict(p_item_id, 'ok');
 end
 $$;
 comment on function public.escalate_inbox_item(uuid, uuid, text) is
   'Hands a leased item to a human, in one transaction: its task becomes blocked, a notification is written, the item is closed as escalated. Answers like close_inbox_item; a repeat with the same token changes nothing.';
 
--- Look ------------------------------------------------------------------------------------------------------------
-
 create or replace function public.inbox_overview(p_tenant_id uuid, p_agent_slug text) returns jsonb
 language plpgsql stable security invoker set search_path = ''
 as $$
 declare
-  v_agent_id uuid := public.find_inbox_agent(p_tenant_id, p_agent_slug);
+  v_agent_id uuid := dispatcher.find_inbox_agent(p_tenant_id, p_agent_slug);
 begin
   if v_agent_id is null then
     return jsonb_build_object('code', 'unknown_agent');
   end if;
   return jsonb_build_object(
     'agent', jsonb_build_object('id', v_agent_id, 'slug', p_agent_slug),
-    'actionable_count', (select count(*) from public.agent_inbox_due as due
+    'actionable_count', (select count(*) from dispatcher.inbox_due as due
                           where due.agent_id = v_agent_id and due.due_at <= clock_timestamp()),
     'by_status', (select coalesce(jsonb_object_agg(counted.status, counted.amount), '{}'::jsonb)
                     from (select item.status, count(*) as amount from public.agent_inbox_items as item
@@ -340,7 +305,7 @@ begin
                                'max_attempts', item.max_attempts, 'due_at', greatest(due.due_at, due.created_at), 'leased_until', item.leased_until,
                                'created_at', item.created_at) as entry
                         from public.agent_inbox_items as item
-                        left join public.agent_inbox_due as due on due.id = item.id
+                        left join dispatcher.inbox_due as due on due.id = item.id
                        where item.agent_id = v_agent_id and item.status in ('pending', 'failed', 'leased')
                        order by item.created_at, item.id
                        limit 50) as listed));
@@ -349,9 +314,7 @@ $$;
 comment on function public.inbox_overview(uuid, text) is
   'What waits for an agent, without leasing: {agent, actionable_count (due now), by_status (pending, failed, leased), items (the 50 oldest open; due_at: when it may be worked on, null without attempts left)}, or {code: unknown_agent}.';
 
--- Hand on ---------------------------------------------------------------------------------------------------------
-
-create or replace function public.find_sender_wake(p_agent_id uuid) returns public.agent_wakes
+create or replace function dispatcher.find_sender_wake(p_agent_id uuid) returns public.agent_wakes
 language sql stable security invoker set search_path = ''
 as $$
   select wake.* from public.agent_wakes as wake
@@ -360,10 +323,10 @@ as $$
    order by wake.claimed_at desc
    limit 1
 $$;
-comment on function public.find_sender_wake(uuid) is
+comment on function dispatcher.find_sender_wake(uuid) is
   'The wake an agent acts in: its live one, else the latest if it ended within 60 s (a turn can outlive its process); null when it acts outside a wake.';
 
-create or replace function public.inbox_post_key(
+create or replace function dispatcher.inbox_post_key(
   p_request_key text, p_wake_id uuid, p_content text, p_at timestamptz
 ) returns text
 language sql immutable parallel safe security invoker set search_path = ''
@@ -374,7 +337,7 @@ as $$
            coalesce(p_wake_id::text, floor(extract(epoch from p_at) / 600)::text) || chr(31) || p_content, 'UTF8')), 'hex')
   end
 $$;
-comment on function public.inbox_post_key(text, uuid, text, timestamptz) is
+comment on function dispatcher.inbox_post_key(text, uuid, text, timestamptz) is
   'What makes two posts of a sender the same one: the caller''s key, else the same content within the same wake, else within the same ten minutes.';
 
 create or replace function public.post_inbox_item(
@@ -389,8 +352,8 @@ create or replace function public.post_inbox_item(
 language plpgsql volatile security invoker set search_path = ''
 as $$
 declare
-  v_sender_id uuid := public.find_inbox_agent(p_tenant_id, p_from_agent_slug);
-  v_recipient_id uuid := public.find_inbox_agent(p_tenant_id, p_to_agent_slug);
+  v_sender_id uuid := dispatcher.find_inbox_agent(p_tenant_id, p_from_agent_slug);
+  v_recipient_id uuid := dispatcher.find_inbox_agent(p_tenant_id, p_to_agent_slug);
   v_context jsonb := coalesce(p_context, '{}');
   v_summary text := left(p_summary, 2000);
   v_content text := concat_ws(chr(31), p_to_agent_slug, p_event_type, v_summary, v_context::text);
@@ -417,12 +380,12 @@ begin
   end if;
 
   perform pg_advisory_xact_lock(hashtextextended('post_inbox_item ' || v_sender_id::text, 0));
-  v_wake := public.find_sender_wake(v_sender_id);
-  v_key := public.inbox_post_key(p_request_key, v_wake.id, v_content, v_now);
+  v_wake := dispatcher.find_sender_wake(v_sender_id);
+  v_key := dispatcher.inbox_post_key(p_request_key, v_wake.id, v_content, v_now);
   select origin.item_id, origin.chain_depth into v_item_id, v_depth
     from public.inbox_item_origins as origin
    where origin.tenant_id = p_tenant_id and origin.from_agent_id = v_sender_id
-     and origin.request_key in (v_key, public.inbox_post_key(p_request_key, v_wake.id, v_content, v_now - interval '10 minutes'))
+     and origin.request_key in (v_key, dispatcher.inbox_post_key(p_request_key, v_wake.id, v_content, v_now - interval '10 minutes'))
    order by origin.created_at
    limit 1;
   if found then
@@ -454,23 +417,8 @@ $$;
 comment on function public.post_inbox_item(uuid, text, text, text, text, jsonb, text) is
   'An agent hands work to an agent: {applied, code: ok|already|unknown_agent|unknown_recipient|self_handoff_unmarked|invalid, inbox_item_id, chain_depth}. Records the sender and its wake. A repeat with the same p_request_key, or the same content within one wake, is the same item. To itself only with context.self_handoff = true.';
 
--- Rights ----------------------------------------------------------------------------------------------------------
+select dispatcher.restrict_functions(array[
+  'lease_inbox_items', 'close_inbox_item', 'escalate_inbox_item', 'inbox_overview', 'post_inbox_item'
+]);
 
-do $$
-declare
-  v_function text;
-begin
-  foreach v_function in array array[
-    'merge_inbox_context(jsonb, jsonb)', 'clean_inbox_reason(text)', 'find_inbox_agent(uuid, text)',
-    'lock_inbox_lease(uuid, uuid, text[])', 'inbox_close_verdict(uuid, text)',
-    'lease_one_inbox_item(uuid, integer, uuid, uuid)', 'lease_busy_inbox_item(uuid, integer, uuid, uuid)', 'inbox_items_of_lease(uuid, uuid)',
-    'lease_inbox_items(uuid, text, integer, integer, uuid)', 'close_inbox_item(uuid, uuid, text, text)',
-    'escalate_inbox_item(uuid, uuid, text)', 'inbox_overview(uuid, text)', 'find_sender_wake(uuid)',
-    'inbox_post_key(text, uuid, text, timestamptz)', 'post_inbox_item(uuid, text, text, text, text, jsonb, text)'
-  ] loop
-    execute format('revoke execute on function public.%s from public, anon, authenticated', v_function);
-    execute format('grant execute on function public.%s to service_role', v_function);
-  end loop;
-end
-$$;
 notify pgrst, 'reload schema';

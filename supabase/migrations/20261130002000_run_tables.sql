@@ -104,7 +104,6 @@ comment on column public.workflow_runs.wake_id is 'The wake whose process works 
 comment on column public.workflow_runs.cost_estimate is 'What the agent reported it cost.';
 comment on column public.workflow_runs.reserved_usd is 'What was set aside for it at its dispatch; counts in budgets until a cost is reported.';
 comment on column public.workflow_runs.accounted_at is 'When its cost was booked, which decides the budget period: its first report, or its end without one.';
-
 create index if not exists workflow_runs_queued on public.workflow_runs (tenant_id, workflow_type, priority, queued_at) where status = 'queued';
 create index if not exists workflow_runs_unrouted on public.workflow_runs (tenant_id) where status = 'queued' and blocker_type = 'no_route';
 create index if not exists workflow_runs_active on public.workflow_runs (tenant_id, workflow_type, status)
@@ -130,6 +129,7 @@ create table if not exists public.workflow_run_transitions (
 );
 comment on table public.workflow_run_transitions is
   'The whole state table of a run: what is not in it is refused. needs_override: only override_failure, which is audited, may do it.';
+
 insert into public.workflow_run_transitions (from_status, to_status, meaning, needs_override) values
   ('queued', 'dispatched', 'handed to the agent its type is routed to', false),
   ('dispatched', 'dispatched', 'nobody claimed it in time: a fresh attempt', false),
@@ -331,6 +331,7 @@ $$;
 
 -- A respawned orphan is a wake like any other, on a path of its own; a run that ends from outside asks for the end of its process.
 alter table public.agent_wakes add column if not exists workflow_run_id uuid references public.workflow_runs (id) on delete set null;
+
 alter table public.agent_wakes add column if not exists stop_cause text;
 comment on column public.agent_wakes.workflow_run_id is 'The orphaned run this wake was started for.';
 comment on column public.agent_wakes.stop_cause is 'Set when the run its process works on was ended from outside: its instance stops the process.';
@@ -376,5 +377,20 @@ begin
   revoke update, delete, truncate on public.workflow_run_events, public.workflow_audit_log from service_role;
 end
 $$;
+
+-- Default privileges of a Supabase project open sequences to anon and authenticated by name, too: one set back makes
+-- every later insert into its table fail.
+do $$
+declare
+  v_table text;
+begin
+  foreach v_table in array array['workflow_run_events', 'workflow_audit_log', 'budget_events'] loop
+    execute format('revoke all on sequence %s from public, anon, authenticated', pg_get_serial_sequence('public.' || v_table, 'id'));
+    execute format('grant usage, select on sequence %s to service_role', pg_get_serial_sequence('public.' || v_table, 'id'));
+  end loop;
+end
+$$;
+
+select dispatcher.restrict_functions();
 
 notify pgrst, 'reload schema';

@@ -6,7 +6,7 @@ create or replace function public.claim_workflow_notifications(
 language plpgsql volatile set search_path = '' set lock_timeout = '8s'
 as $$
 declare
-  v_instance constant public.dispatcher_instances := public.running_instance(p_instance_id);
+  v_instance constant public.dispatcher_instances := dispatcher.running_instance(p_instance_id);
   v_claimed jsonb;
 begin
   update public.workflow_notifications as note
@@ -47,7 +47,7 @@ declare
   v_result jsonb;
   v_count integer := 0;
 begin
-  perform public.running_instance(p_instance_id);
+  perform dispatcher.running_instance(p_instance_id);
   for v_result in select value from jsonb_array_elements(p_results) loop
     update public.workflow_notifications as note
        set state = case when (v_result ->> 'sent')::boolean then 'sent' when note.tries >= 12 then 'failed' else 'pending' end,
@@ -64,24 +64,20 @@ $$;
 comment on function public.finish_workflow_notifications(uuid, jsonb) is
   'What became of claimed notifications: [{id, claim_token, sent, error}]. One that failed is due again after 5 s, doubled per try, at most 300 s; after 12 tries it is given up.';
 
--- ---------------------------------------------------------------------------------------------------------------
--- Orphans
--- ---------------------------------------------------------------------------------------------------------------
-
-create or replace function public.orphan_after_seconds(p_settings jsonb) returns double precision
+create or replace function dispatcher.orphan_after_seconds(p_settings jsonb) returns double precision
 language sql immutable set search_path = ''
-as $$ select least(360, 0.6 * (public.workflow_settings(p_settings) ->> 'stale_claim_seconds')::double precision) $$;
-comment on function public.orphan_after_seconds(jsonb) is
+as $$ select least(360, 0.6 * (dispatcher.workflow_settings(p_settings) ->> 'stale_claim_seconds')::double precision) $$;
+comment on function dispatcher.orphan_after_seconds(jsonb) is
   'After what silence a running run is suspected to be an orphan: a heartbeat of five minutes and one minute, and well before its claim is released.';
 
 create or replace function public.monitor_workflows(p_instance_id uuid, p_settings jsonb default '{}') returns jsonb
 language plpgsql stable set search_path = ''
 as $$
 declare
-  v_instance constant public.dispatcher_instances := public.running_instance(p_instance_id);
+  v_instance constant public.dispatcher_instances := dispatcher.running_instance(p_instance_id);
 begin
   return jsonb_build_object(
-    'stop_wakes', public.wakes_to_stop(p_instance_id), 'orphan_after', public.orphan_after_seconds(p_settings),
+    'stop_wakes', dispatcher.wakes_to_stop(p_instance_id), 'orphan_after', dispatcher.orphan_after_seconds(p_settings),
     'suspects', (
       select coalesce(jsonb_agg(jsonb_build_object('run_id', run.id, 'attempt', run.dispatch_attempts, 'workflow_type', run.workflow_type, 'agent_id', run.owner_agent_id,
                'session_id', run.session_id, 'claim_token', run.claim_token, 'silent_for', extract(epoch from now() - run.last_heartbeat_at),
@@ -89,7 +85,7 @@ begin
         from public.workflow_runs as run
         join public.agents as agent on agent.tenant_id = run.tenant_id and agent.slug = run.owner_agent_id and agent.gateway_id = v_instance.gateway_id
        where run.tenant_id = v_instance.tenant_id and run.status = 'running' and run.deadline_at > now()
-         and run.last_heartbeat_at < now() - make_interval(secs => public.orphan_after_seconds(p_settings))
+         and run.last_heartbeat_at < now() - make_interval(secs => dispatcher.orphan_after_seconds(p_settings))
          and not exists (select from public.workflow_respawns as respawn where respawn.run_id = run.id and respawn.attempt = run.dispatch_attempts)
          and not exists (select from public.agent_wakes as wake where wake.id = run.wake_id and wake.ended_at is null)));
 end
@@ -101,7 +97,7 @@ create or replace function public.respawn_workflow_run(p_instance_id uuid, p_run
 language plpgsql volatile set search_path = '' set lock_timeout = '8s'
 as $$
 declare
-  v_instance constant public.dispatcher_instances := public.running_instance(p_instance_id);
+  v_instance constant public.dispatcher_instances := dispatcher.running_instance(p_instance_id);
   v_run public.workflow_runs;
   v_agent record;
   v_gates record;
@@ -115,12 +111,12 @@ begin
   select * into v_wake from public.agent_wakes where claim_request = p_request and state in ('starting', 'running') limit 1;
   if v_wake.id is not null then
     select * into v_run from public.workflow_runs where id = v_wake.workflow_run_id;
-    return public.wake_grant(v_wake) || jsonb_build_object('run', public.workflow_run_json(v_run), 'timeout_seconds',
+    return dispatcher.wake_grant(v_wake) || jsonb_build_object('run', dispatcher.workflow_run_json(v_run), 'timeout_seconds',
                                                            extract(epoch from v_wake.deadline_at - now()) - 15);
   end if;
-  v_run := public.lock_workflow_run(v_instance.tenant_id, p_run_id);
+  v_run := dispatcher.lock_workflow_run(v_instance.tenant_id, p_run_id);
   if v_run.id is null or v_run.status <> 'running' or v_run.claim_token is distinct from p_claim_token
-     or v_run.last_heartbeat_at >= now() - make_interval(secs => public.orphan_after_seconds(p_settings)) then
+     or v_run.last_heartbeat_at >= now() - make_interval(secs => dispatcher.orphan_after_seconds(p_settings)) then
     return jsonb_build_object('granted', false, 'skip_reason', 'not_an_orphan', 'run_id', p_run_id);
   end if;
   if exists (select from public.workflow_respawns where run_id = v_run.id and attempt = v_run.dispatch_attempts) then
@@ -137,7 +133,7 @@ begin
   perform from public.dispatcher_gateways where gateway_id = v_instance.gateway_id for update;
   insert into public.agent_wake_state (agent_id, tenant_id) values (v_agent.id, v_agent.tenant_id) on conflict do nothing;
   perform from public.agent_wake_state where agent_id = v_agent.id for update;
-  select * into v_gates from public.wake_gates(v_agent.id, v_instance.settings, true);
+  select * into v_gates from dispatcher.wake_gates(v_agent.id, v_instance.settings, true);
   select reason into v_blocked from unnest(v_gates.blocked) as reason
    where reason in ('stalled', 'wake_in_flight', 'agent_paused', 'active_lease', 'budget_exceeded', 'daily_limit') limit 1;
   if v_blocked is null and (select count(*) from public.agent_wakes where gateway_id = v_instance.gateway_id and state in ('starting', 'running'))
@@ -146,11 +142,11 @@ begin
   end if;
   begin
     -- What the lost session cost stays spent, reported or not: the new one needs room of its own.
-    v_estimates := public.workflow_estimates(v_instance.tenant_id, (public.workflow_settings(p_settings) ->> 'workflow_cost_estimate_usd')::numeric);
-    v_usd := public.workflow_estimate(v_estimates, v_run.workflow_type, 'usd');
-    v_tokens := public.workflow_estimate(v_estimates, v_run.workflow_type, 'tokens');
-    select gate.verdict into v_verdict from public.budget_verdict(
-      public.evaluate_budgets(v_instance.tenant_id, v_estimates), v_agent.slug, v_agent.department_id, v_run.workflow_type, v_usd, v_tokens) as gate;
+    v_estimates := dispatcher.workflow_estimates(v_instance.tenant_id, (dispatcher.workflow_settings(p_settings) ->> 'workflow_cost_estimate_usd')::numeric);
+    v_usd := dispatcher.workflow_estimate(v_estimates, v_run.workflow_type, 'usd');
+    v_tokens := dispatcher.workflow_estimate(v_estimates, v_run.workflow_type, 'tokens');
+    select gate.verdict into v_verdict from dispatcher.budget_verdict(
+      dispatcher.evaluate_budgets(v_instance.tenant_id, v_estimates), v_agent.slug, v_agent.department_id, v_run.workflow_type, v_usd, v_tokens) as gate;
   exception when query_canceled or lock_not_available or deadlock_detected or serialization_failure then
     raise;
   when others then
@@ -168,8 +164,8 @@ begin
   update public.agent_wake_state set last_wake_id = v_wake.id, last_claimed_at = v_wake.claimed_at, updated_at = now() where agent_id = v_agent.id;
   insert into public.workflow_respawns (run_id, attempt, tenant_id, wake_id, session_id, previous_session_id)
   values (v_run.id, v_run.dispatch_attempts, v_run.tenant_id, v_wake.id, 'respawn-' || v_wake.id, v_run.session_id);
-  perform public.end_workflow_claim(v_run, 'orphaned');
-  perform public.settle_workflow_claim(v_run, 'orphaned');
+  perform dispatcher.end_workflow_claim(v_run, 'orphaned');
+  perform dispatcher.settle_workflow_claim(v_run, 'orphaned');
   -- A new owner with a new fence and a new account: the session that was lost can change nothing any more, should it come back.
   update public.workflow_runs
      set session_id = 'respawn-' || v_wake.id, claim_token = gen_random_uuid(), last_heartbeat_at = now(), wake_id = v_wake.id, reserved_usd = v_usd,
@@ -177,11 +173,15 @@ begin
    where id = v_run.id returning * into v_run;
   insert into public.workflow_claims (claim_token, tenant_id, run_id, workflow_type, agent_id, session_id, attempt)
   values (v_run.claim_token, v_run.tenant_id, v_run.id, v_run.workflow_type, v_run.owner_agent_id, v_run.session_id, v_run.dispatch_attempts);
-  return public.wake_grant(v_wake) || jsonb_build_object('run', public.workflow_run_json(v_run), 'timeout_seconds',
+  return dispatcher.wake_grant(v_wake) || jsonb_build_object('run', dispatcher.workflow_run_json(v_run), 'timeout_seconds',
                                                          extract(epoch from v_wake.deadline_at - now()) - 15);
 end
 $$;
 comment on function public.respawn_workflow_run(uuid, uuid, uuid, jsonb, uuid) is
   'Grants the one new process an orphan may have in this attempt, as a wake of its agent (path workflow) under the same cap, in-flight rule and budgets; the run gets a new session and fence. Else the reason: not_an_orphan, already_respawned, not_local, or a gate.';
+
+select dispatcher.restrict_functions(array[
+  'claim_workflow_notifications', 'finish_workflow_notifications', 'monitor_workflows', 'respawn_workflow_run'
+]);
 
 notify pgrst, 'reload schema';

@@ -1,29 +1,29 @@
 -- The tick: everything that moves runs without being asked by their agents, in one call, phase by phase, each isolated.
 -- One pass at a time per tenant (an advisory lock that is tried, never waited for); routes are locked before anything is counted.
 
-create or replace function public.workflow_settings(p_settings jsonb) returns jsonb
+create or replace function dispatcher.workflow_settings(p_settings jsonb) returns jsonb
 language sql immutable set search_path = ''
 as $$
   select jsonb_build_object('workflow_batch_size', 10, 'stale_dispatch_seconds', 300, 'max_dispatch_retries', 3, 'stale_claim_seconds', 600)
          || jsonb_strip_nulls(coalesce(p_settings, '{}'))
 $$;
-comment on function public.workflow_settings(jsonb) is 'The settings of a tick, defaults filled in.';
+comment on function dispatcher.workflow_settings(jsonb) is 'The settings of a tick, defaults filled in.';
 
-create or replace function public.workflow_age_points(p_queued_at timestamptz, p_now timestamptz) returns integer
+create or replace function dispatcher.workflow_age_points(p_queued_at timestamptz, p_now timestamptz) returns integer
 language sql immutable set search_path = ''
 as $$ select least(1000000, floor(power(greatest(0, extract(epoch from p_now - p_queued_at)) / 600, 2)))::integer $$;
-comment on function public.workflow_age_points(timestamptz, timestamptz) is
+comment on function dispatcher.workflow_age_points(timestamptz, timestamptz) is
   'How much waiting adds to the priority of a run, and to its route''s: the square of every ten minutes, so 1 after 10 minutes, 36 after an hour, 20736 after a day. Nothing starves.';
 
-create or replace function public.gateway_of_workflow_agent(p_tenant_id uuid, p_agent_id text) returns uuid
+create or replace function dispatcher.gateway_of_workflow_agent(p_tenant_id uuid, p_agent_id text) returns uuid
 language sql stable set search_path = ''
 as $$
   select coalesce((select agent.gateway_id from public.agents as agent where agent.tenant_id = p_tenant_id and agent.slug = p_agent_id),
                   (select (array_agg(gateway.id))[1] from public.gateways as gateway where gateway.tenant_id = p_tenant_id having count(*) = 1))
 $$;
-comment on function public.gateway_of_workflow_agent(uuid, text) is 'The gateway of an agent by slug; the tenant''s only gateway for an agent without a row; else NULL.';
+comment on function dispatcher.gateway_of_workflow_agent(uuid, text) is 'The gateway of an agent by slug; the tenant''s only gateway for an agent without a row; else NULL.';
 
-create or replace function public.dispatch_workflow_run(p_run_id uuid, p_agent_id text, p_usd numeric, p_tokens numeric) returns void
+create or replace function dispatcher.dispatch_workflow_run(p_run_id uuid, p_agent_id text, p_usd numeric, p_tokens numeric) returns void
 language plpgsql volatile set search_path = ''
 as $$
 begin
@@ -33,14 +33,14 @@ begin
            reserved_tokens = p_tokens, next_attempt_at = null, blocker_type = null, blocker_description = null
      where id = p_run_id returning id, tenant_id, dispatch_attempts)
   insert into public.workflow_notifications (tenant_id, run_id, attempt, agent_id, gateway_id)
-  select tenant_id, id, dispatch_attempts, p_agent_id, public.gateway_of_workflow_agent(tenant_id, p_agent_id) from dispatched
+  select tenant_id, id, dispatch_attempts, p_agent_id, dispatcher.gateway_of_workflow_agent(tenant_id, p_agent_id) from dispatched
   on conflict (run_id, attempt) do nothing;
 end
 $$;
-comment on function public.dispatch_workflow_run(uuid, text, numeric, numeric) is
+comment on function dispatcher.dispatch_workflow_run(uuid, text, numeric, numeric) is
   'Hands a run to an agent: one update, with its reservation, and the notification that is owed for it.';
 
-create or replace function public.waiting_workflow_groups(p_tenant_id uuid, p_estimates jsonb, p_budgets jsonb) returns jsonb
+create or replace function dispatcher.waiting_workflow_groups(p_tenant_id uuid, p_estimates jsonb, p_budgets jsonb) returns jsonb
 language sql stable set search_path = ''
 as $$
   select coalesce(jsonb_agg(jsonb_build_object(
@@ -50,7 +50,7 @@ as $$
     from (
       select queued.workflow_type, queued.pinned_agent_id, queued.due, queued.oldest, queued.priorities, coalesce(queued.pinned_agent_id, route.agent_id) as agent_id, profile.department_id,
              coalesce(route.priority, 0) as priority, coalesce(route.max_concurrent, 1) - coalesce(active.number, 0) as slots,
-             public.workflow_estimate(p_estimates, queued.workflow_type, 'usd') as usd, public.workflow_estimate(p_estimates, queued.workflow_type, 'tokens') as tokens
+             dispatcher.workflow_estimate(p_estimates, queued.workflow_type, 'usd') as usd, dispatcher.workflow_estimate(p_estimates, queued.workflow_type, 'tokens') as tokens
         from (select level.workflow_type, level.pinned_agent_id, sum(level.due) as due, min(level.oldest) as oldest, jsonb_agg(level.priority) as priorities
                 from (select run.workflow_type, run.pinned_agent_id, run.priority, count(*) as due, min(run.queued_at) as oldest from public.workflow_runs as run
                        where run.tenant_id = p_tenant_id and run.status = 'queued' and (run.next_attempt_at is null or run.next_attempt_at <= now())
@@ -64,12 +64,12 @@ as $$
                       and (run.status in ('dispatched', 'claimed', 'running') or run.paused_from in ('dispatched', 'claimed', 'running'))
                     group by run.workflow_type) as active on active.workflow_type = queued.workflow_type
        where coalesce(queued.pinned_agent_id, route.agent_id) is not null and coalesce(route.max_concurrent, 1) > 0) as waiting
-    cross join lateral public.budget_verdict(p_budgets, waiting.agent_id, waiting.department_id, waiting.workflow_type, waiting.usd, waiting.tokens) as gate
+    cross join lateral dispatcher.budget_verdict(p_budgets, waiting.agent_id, waiting.department_id, waiting.workflow_type, waiting.usd, waiting.tokens) as gate
 $$;
-comment on function public.waiting_workflow_groups(uuid, jsonb, jsonb) is
+comment on function dispatcher.waiting_workflow_groups(uuid, jsonb, jsonb) is
   'The due queue by type and agent, each group with its free slots, its estimate and its budgets'' verdict: all runs of a group are equal before both.';
 
-create or replace function public.note_held_runs(p_tenant_id uuid, p_budgets jsonb, p_holders uuid[]) returns void
+create or replace function dispatcher.note_held_runs(p_tenant_id uuid, p_budgets jsonb, p_holders uuid[]) returns void
 language plpgsql volatile set search_path = ''
 as $$
 declare
@@ -79,7 +79,7 @@ begin
     select b.value from jsonb_array_elements(p_budgets) as b
      where (b.value ->> 'id')::uuid = any (p_holders) and b.value ->> 'period_key' is not null and b.value ->> 'action' in ('pause_new_runs', 'hard_stop')
   loop
-    perform public.record_budget_event(p_tenant_id, v_budget, 'paused', '{}');
+    perform dispatcher.record_budget_event(p_tenant_id, v_budget, 'paused', '{}');
   end loop;
 exception when query_canceled or lock_not_available or deadlock_detected or serialization_failure then
   raise;
@@ -88,10 +88,10 @@ when others then
   raise warning 'budget event not written: %', sqlerrm;
 end
 $$;
-comment on function public.note_held_runs(uuid, jsonb, uuid[]) is
+comment on function dispatcher.note_held_runs(uuid, jsonb, uuid[]) is
   'A budget whose rest is too small for the next run is paused as well, also one that would stop runs once it is spent: its event, once per period.';
 
-create or replace function public.budget_holds(p_budgets jsonb, p_groups jsonb) returns jsonb
+create or replace function dispatcher.budget_holds(p_budgets jsonb, p_groups jsonb) returns jsonb
 language sql stable set search_path = ''
 as $$
   select coalesce(jsonb_object_agg(held.workflow_type, held.names), '{}')
@@ -100,9 +100,9 @@ as $$
             join jsonb_array_elements(p_budgets) as b on (b.value ->> 'id')::uuid = any (g.holders)
            group by g.workflow_type) as held
 $$;
-comment on function public.budget_holds(jsonb, jsonb) is 'Of groups {workflow_type, holders}: the names of the budgets that hold each type.';
+comment on function dispatcher.budget_holds(jsonb, jsonb) is 'Of groups {workflow_type, holders}: the names of the budgets that hold each type.';
 
-create or replace function public.dispatch_queued_runs(p_tenant_id uuid, p_settings jsonb, p_estimates jsonb, p_budgets jsonb) returns jsonb
+create or replace function dispatcher.dispatch_queued_runs(p_tenant_id uuid, p_settings jsonb, p_estimates jsonb, p_budgets jsonb) returns jsonb
 language plpgsql volatile set search_path = ''
 as $$
 declare
@@ -117,11 +117,11 @@ declare
   v_warned integer := 0;
   v_errors jsonb := '[]';
 begin
-  perform public.note_workflow_actor('dispatcher', 'dispatched');
+  perform dispatcher.note_workflow_actor('dispatcher', 'dispatched');
   select 'ok' as verdict, '{}'::uuid[] as holders, 0 as warned into v_gate;
   -- Locked before they are counted: a pass that waited here counts what the other one did.
   perform from public.workflow_agent_routing where tenant_id = p_tenant_id order by workflow_type for update;
-  v_groups := public.waiting_workflow_groups(p_tenant_id, p_estimates, p_budgets);
+  v_groups := dispatcher.waiting_workflow_groups(p_tenant_id, p_estimates, p_budgets);
   select coalesce(sum(g.due), 0) into v_held from jsonb_to_recordset(v_groups) as g (due integer, verdict text) where g.verdict <> 'ok';
   for v_candidate in
     select g.workflow_type, g.agent_id, g.department_id, g.slots, g.usd, g.tokens, g.due, pick.id
@@ -137,15 +137,15 @@ begin
          limit least(g.slots, v_batch) + 20) as pick
      where g.verdict = 'ok' and g.slots > 0
      -- A group ages as its oldest run does, and its runs among themselves: minutes of waiting must not outweigh what a run is worth.
-     order by g.route_priority::bigint + public.workflow_age_points(g.oldest, now()) desc,
-              pick.priority::bigint + public.workflow_age_points(pick.queued_at, now()) desc, pick.queued_at, pick.id
+     order by g.route_priority::bigint + dispatcher.workflow_age_points(g.oldest, now()) desc,
+              pick.priority::bigint + dispatcher.workflow_age_points(pick.queued_at, now()) desc, pick.queued_at, pick.id
   loop
     exit when v_number >= v_batch;
     continue when coalesce((v_taken ->> v_candidate.workflow_type)::integer, 0) >= v_candidate.slots
                or concat_ws('|', v_candidate.workflow_type, v_candidate.agent_id) = any (v_closed);
     begin
       if p_budgets <> '[]' then
-        select * into v_gate from public.budget_verdict(p_budgets, v_candidate.agent_id, v_candidate.department_id, v_candidate.workflow_type,
+        select * into v_gate from dispatcher.budget_verdict(p_budgets, v_candidate.agent_id, v_candidate.department_id, v_candidate.workflow_type,
                                                         v_candidate.usd, v_candidate.tokens);
       end if;
       if v_gate.verdict <> 'ok' then
@@ -156,9 +156,9 @@ begin
       end if;
       perform from public.workflow_runs where id = v_candidate.id and status = 'queued' for update skip locked;
       continue when not found;
-      perform public.dispatch_workflow_run(v_candidate.id, v_candidate.agent_id, v_candidate.usd, v_candidate.tokens);
+      perform dispatcher.dispatch_workflow_run(v_candidate.id, v_candidate.agent_id, v_candidate.usd, v_candidate.tokens);
       if p_budgets <> '[]' then
-        p_budgets := public.reserve_in_budgets(p_budgets, v_candidate.agent_id, v_candidate.department_id, v_candidate.workflow_type, v_candidate.usd,
+        p_budgets := dispatcher.reserve_in_budgets(p_budgets, v_candidate.agent_id, v_candidate.department_id, v_candidate.workflow_type, v_candidate.usd,
                                                v_candidate.tokens);
       end if;
       v_taken := v_taken || jsonb_build_object(v_candidate.workflow_type, coalesce((v_taken ->> v_candidate.workflow_type)::integer, 0) + 1);
@@ -170,15 +170,15 @@ begin
       v_errors := v_errors || jsonb_build_object('phase', 'dispatched', 'run_id', v_candidate.id, 'error', sqlerrm, 'error_code', sqlstate);
     end;
   end loop;
-  perform public.note_held_runs(p_tenant_id, p_budgets, array(
+  perform dispatcher.note_held_runs(p_tenant_id, p_budgets, array(
     select distinct unnest(h.holders) from jsonb_to_recordset(v_groups) as h (holders uuid[], verdict text) where h.verdict = 'held'));
-  return jsonb_build_object('dispatched', v_number, 'held', v_held, 'held_by', public.budget_holds(p_budgets, v_groups), 'warned', v_warned, 'budgets', p_budgets, 'errors', v_errors, 'full', v_number >= v_batch);
+  return jsonb_build_object('dispatched', v_number, 'held', v_held, 'held_by', dispatcher.budget_holds(p_budgets, v_groups), 'warned', v_warned, 'budgets', p_budgets, 'errors', v_errors, 'full', v_number >= v_batch);
 end
 $$;
-comment on function public.dispatch_queued_runs(uuid, jsonb, jsonb, jsonb) is
+comment on function dispatcher.dispatch_queued_runs(uuid, jsonb, jsonb, jsonb) is
   'Hands out queued runs: groups that are held or full are left out before anything is limited; then by route priority, run priority and age, each with what its waiting adds. A run whose row cannot be dispatched is named and hides nobody.';
 
-create or replace function public.retry_stale_dispatches(p_tenant_id uuid, p_settings jsonb, p_estimates jsonb, p_budgets jsonb) returns jsonb
+create or replace function dispatcher.retry_stale_dispatches(p_tenant_id uuid, p_settings jsonb, p_estimates jsonb, p_budgets jsonb) returns jsonb
 language plpgsql volatile set search_path = ''
 as $$
 declare
@@ -208,7 +208,7 @@ begin
   loop
     begin
       if v_run.dispatch_attempts - v_run.release_count > v_max then
-        perform public.note_workflow_actor('dispatcher', 'nobody claimed it');
+        perform dispatcher.note_workflow_actor('dispatcher', 'nobody claimed it');
         update public.workflow_runs
            set status = 'failed', finished_at = now(), last_error_at = now(), last_error = format('Dispatch retries exhausted after %s attempts', v_run.dispatch_attempts)
          where id = v_run.id;
@@ -216,19 +216,19 @@ begin
         v_failed := v_failed + 1;
         continue;
       end if;
-      v_usd := public.workflow_estimate(p_estimates, v_run.workflow_type, 'usd');
-      v_tokens := public.workflow_estimate(p_estimates, v_run.workflow_type, 'tokens');
-      v_without := public.reserve_in_budgets(p_budgets, v_run.owner_agent_id, v_run.owner_department_id, v_run.workflow_type,
+      v_usd := dispatcher.workflow_estimate(p_estimates, v_run.workflow_type, 'usd');
+      v_tokens := dispatcher.workflow_estimate(p_estimates, v_run.workflow_type, 'tokens');
+      v_without := dispatcher.reserve_in_budgets(p_budgets, v_run.owner_agent_id, v_run.owner_department_id, v_run.workflow_type,
                                              -coalesce(v_run.reserved_usd, v_usd), -coalesce(v_run.reserved_tokens, v_tokens));
-      select gate.verdict into v_verdict from public.budget_verdict(v_without, v_run.agent_id, v_run.department_id, v_run.workflow_type, v_usd, v_tokens) as gate;
+      select gate.verdict into v_verdict from dispatcher.budget_verdict(v_without, v_run.agent_id, v_run.department_id, v_run.workflow_type, v_usd, v_tokens) as gate;
       if v_verdict = 'ok' and v_run.agent_id is not null and v_run.max_concurrent > 0 then
-        perform public.note_workflow_actor('dispatcher', 'nobody claimed it in time');
+        perform dispatcher.note_workflow_actor('dispatcher', 'nobody claimed it in time');
         update public.workflow_notifications set state = 'obsolete' where run_id = v_run.id and state = 'pending';
-        perform public.dispatch_workflow_run(v_run.id, v_run.agent_id, v_usd, v_tokens);
-        p_budgets := public.reserve_in_budgets(v_without, v_run.agent_id, v_run.department_id, v_run.workflow_type, v_usd, v_tokens);
+        perform dispatcher.dispatch_workflow_run(v_run.id, v_run.agent_id, v_usd, v_tokens);
+        p_budgets := dispatcher.reserve_in_budgets(v_without, v_run.agent_id, v_run.department_id, v_run.workflow_type, v_usd, v_tokens);
         v_retried := v_retried + 1;
       else
-        perform public.note_workflow_actor('dispatcher', case when v_verdict <> 'ok' then 'held by a budget' else 'its route is gone' end);
+        perform dispatcher.note_workflow_actor('dispatcher', case when v_verdict <> 'ok' then 'held by a budget' else 'its route is gone' end);
         update public.workflow_runs set status = 'queued', dispatched_at = null, reserved_usd = null, reserved_tokens = null where id = v_run.id;
         p_budgets := v_without;
         v_held := v_held + (v_verdict <> 'ok')::integer;
@@ -242,10 +242,10 @@ begin
   return jsonb_build_object('retried', v_retried, 'failed', v_failed, 'held', v_held, 'budgets', p_budgets, 'errors', v_errors);
 end
 $$;
-comment on function public.retry_stale_dispatches(uuid, jsonb, jsonb, jsonb) is
+comment on function dispatcher.retry_stale_dispatches(uuid, jsonb, jsonb, jsonb) is
   'Runs nobody claimed in time: out of retries they fail, whatever a budget says; else a fresh attempt through the same gate, or back to the queue where the gate holds it, with no attempt spent.';
 
-create or replace function public.time_out_runs(p_tenant_id uuid) returns jsonb
+create or replace function dispatcher.time_out_runs(p_tenant_id uuid) returns jsonb
 language plpgsql volatile set search_path = ''
 as $$
 declare
@@ -258,11 +258,11 @@ begin
      order by deadline_at limit 500 for update skip locked
   loop
     begin
-      perform public.note_workflow_actor('dispatcher', 'over its deadline');
-      perform public.end_workflow_claim(v_run, 'timed_out');
+      perform dispatcher.note_workflow_actor('dispatcher', 'over its deadline');
+      perform dispatcher.end_workflow_claim(v_run, 'timed_out');
       update public.workflow_runs
          set status = 'timed_out', finished_at = now(), last_error_at = now(),
-             last_error = format('Run exceeded timeout of %s minutes', public.workflow_timeout_minutes(v_run.tenant_id, v_run.workflow_type))
+             last_error = format('Run exceeded timeout of %s minutes', dispatcher.workflow_timeout_minutes(v_run.tenant_id, v_run.workflow_type))
        where id = v_run.id;
       v_count := v_count + 1;
     exception when query_canceled or lock_not_available or deadlock_detected or serialization_failure then
@@ -274,9 +274,9 @@ begin
   return jsonb_build_object('timed_out', v_count, 'errors', v_errors);
 end
 $$;
-comment on function public.time_out_runs(uuid) is 'Claimed and running runs over their deadline become timed_out; the process one of our daemons has for them is asked to end.';
+comment on function dispatcher.time_out_runs(uuid) is 'Claimed and running runs over their deadline become timed_out; the process one of our daemons has for them is asked to end.';
 
-create or replace function public.release_stale_claims(p_tenant_id uuid, p_settings jsonb) returns jsonb
+create or replace function dispatcher.release_stale_claims(p_tenant_id uuid, p_settings jsonb) returns jsonb
 language plpgsql volatile set search_path = ''
 as $$
 declare
@@ -292,8 +292,8 @@ begin
      order by last_heartbeat_at limit 500 for update skip locked
   loop
     begin
-      perform public.note_workflow_actor('dispatcher', 'no heartbeat');
-      v_run := public.return_workflow_run(v_run, 'no heartbeat');
+      perform dispatcher.note_workflow_actor('dispatcher', 'no heartbeat');
+      v_run := dispatcher.return_workflow_run(v_run, 'no heartbeat');
       v_released := v_released + (v_run.status = 'queued')::integer;
       v_failed := v_failed + (v_run.status = 'failed')::integer;
     exception when query_canceled or lock_not_available or deadlock_detected or serialization_failure then
@@ -305,10 +305,9 @@ begin
   return jsonb_build_object('released', v_released, 'failed', v_failed, 'errors', v_errors);
 end
 $$;
-comment on function public.release_stale_claims(uuid, jsonb) is 'Claims without a heartbeat for too long are lost: the run returns to the queue, the fourth time it fails.';
+comment on function dispatcher.release_stale_claims(uuid, jsonb) is 'Claims without a heartbeat for too long are lost: the run returns to the queue, the fourth time it fails.';
 
-drop function if exists public.mark_unrouted_runs(uuid);
-create or replace function public.mark_unrouted_runs(p_tenant_id uuid) returns jsonb
+create or replace function dispatcher.mark_unrouted_runs(p_tenant_id uuid) returns jsonb
 language plpgsql volatile set search_path = ''
 as $$
 declare
@@ -340,9 +339,9 @@ begin
   return jsonb_build_object('unrouted', v_count, 'errors', v_errors);
 end
 $$;
-comment on function public.mark_unrouted_runs(uuid) is 'Queued runs whose type has no route carry blocker no_route until it has one; at most 500 change in a call.';
+comment on function dispatcher.mark_unrouted_runs(uuid) is 'Queued runs whose type has no route carry blocker no_route until it has one; at most 500 change in a call.';
 
-create or replace function public.prune_workflow_rows(p_tenant_id uuid) returns integer
+create or replace function dispatcher.prune_workflow_rows(p_tenant_id uuid) returns integer
 language plpgsql volatile set search_path = ''
 as $$
 declare
@@ -355,17 +354,17 @@ begin
   return v_count;
 end
 $$;
-comment on function public.prune_workflow_rows(uuid) is 'Notifications that were dealt with a week ago go, at most 500 a call.';
+comment on function dispatcher.prune_workflow_rows(uuid) is 'Notifications that were dealt with a week ago go, at most 500 a call.';
 
-create or replace function public.wakes_to_stop(p_instance_id uuid) returns jsonb
+create or replace function dispatcher.wakes_to_stop(p_instance_id uuid) returns jsonb
 language sql stable set search_path = ''
 as $$
   select coalesce(jsonb_agg(jsonb_build_object('wake_id', id, 'cause', stop_cause)), '[]')
     from public.agent_wakes where instance_id = p_instance_id and stop_cause is not null and ended_at is null
 $$;
-comment on function public.wakes_to_stop(uuid) is 'Live wakes of an instance whose run was ended from outside: their processes are to be stopped.';
+comment on function dispatcher.wakes_to_stop(uuid) is 'Live wakes of an instance whose run was ended from outside: their processes are to be stopped.';
 
-create or replace function public.next_workflow_moment(p_tenant_id uuid, p_settings jsonb) returns double precision
+create or replace function dispatcher.next_workflow_moment(p_tenant_id uuid, p_settings jsonb) returns double precision
 language sql stable set search_path = ''
 as $$
   select extract(epoch from min(due.at) - now())::double precision from (
@@ -377,15 +376,15 @@ as $$
     select least(min(deadline_at), min(greatest(last_heartbeat_at, claimed_at)) + make_interval(secs => (p_settings ->> 'stale_claim_seconds')::double precision))
       from public.workflow_runs where tenant_id = p_tenant_id and status in ('claimed', 'running')) as due
 $$;
-comment on function public.next_workflow_moment(uuid, jsonb) is 'In how many seconds something becomes due by itself; NULL when nothing does.';
+comment on function dispatcher.next_workflow_moment(uuid, jsonb) is 'In how many seconds something becomes due by itself; NULL when nothing does.';
 
 create or replace function public.dispatch_workflows(p_instance_id uuid, p_settings jsonb default '{}') returns jsonb
 language plpgsql volatile set search_path = '' set lock_timeout = '2s'
 as $$
 declare
-  v_instance constant public.dispatcher_instances := public.running_instance(p_instance_id);
+  v_instance constant public.dispatcher_instances := dispatcher.running_instance(p_instance_id);
   v_tenant constant uuid := v_instance.tenant_id;
-  v_settings constant jsonb := public.workflow_settings(p_settings);
+  v_settings constant jsonb := dispatcher.workflow_settings(p_settings);
   v_started constant timestamptz := clock_timestamp();
   v_estimates jsonb := '{}';
   v_budgets jsonb := '[]';
@@ -406,33 +405,33 @@ declare
   v_field text;
 begin
   if not pg_try_advisory_xact_lock(hashtextextended('dispatcher.workflows.' || v_tenant, 0)) then
-    return jsonb_build_object('busy', true, 'stop_wakes', public.wakes_to_stop(p_instance_id));
+    return jsonb_build_object('busy', true, 'stop_wakes', dispatcher.wakes_to_stop(p_instance_id));
   end if;
   perform set_config('dispatcher.quiet', 'on', true);
   foreach v_phase in array array['estimates', 'budgets', 'enforcement', 'dispatched', 'retried', 'timed_out', 'released', 'unrouted', 'pruned'] loop
     begin
       v_part := '{}';
       case v_phase
-        when 'estimates' then v_estimates := public.workflow_estimates(v_tenant, (v_settings ->> 'workflow_cost_estimate_usd')::numeric);
-        when 'budgets' then v_budgets := public.evaluate_budgets(v_tenant, v_estimates);
+        when 'estimates' then v_estimates := dispatcher.workflow_estimates(v_tenant, (v_settings ->> 'workflow_cost_estimate_usd')::numeric);
+        when 'budgets' then v_budgets := dispatcher.evaluate_budgets(v_tenant, v_estimates);
         when 'enforcement' then
           if v_budgets <> '[]' then
             v_all_budgets := v_budgets;
-            v_budgets := public.tight_budgets(v_budgets, v_estimates, (v_settings ->> 'workflow_batch_size')::integer + 500);
+            v_budgets := dispatcher.tight_budgets(v_budgets, v_estimates, (v_settings ->> 'workflow_batch_size')::integer + 500);
             select enforced.stopped, enforced.budgets, enforced.event_error into v_stopped, v_all_budgets, v_budget_error
-              from public.enforce_budgets(v_tenant, v_all_budgets, v_estimates) as enforced;
+              from dispatcher.enforce_budgets(v_tenant, v_all_budgets, v_estimates) as enforced;
             if v_stopped > 0 then
-              v_budgets := public.tight_budgets(v_all_budgets, v_estimates, (v_settings ->> 'workflow_batch_size')::integer + 500);
+              v_budgets := dispatcher.tight_budgets(v_all_budgets, v_estimates, (v_settings ->> 'workflow_batch_size')::integer + 500);
             end if;
           end if;
-        when 'dispatched' then v_part := public.dispatch_queued_runs(v_tenant, v_settings, v_estimates, v_budgets);
-        when 'retried' then v_part := public.retry_stale_dispatches(v_tenant, v_settings, v_estimates, v_budgets);
-        when 'timed_out' then v_part := public.time_out_runs(v_tenant);
-        when 'released' then v_part := public.release_stale_claims(v_tenant, v_settings);
+        when 'dispatched' then v_part := dispatcher.dispatch_queued_runs(v_tenant, v_settings, v_estimates, v_budgets);
+        when 'retried' then v_part := dispatcher.retry_stale_dispatches(v_tenant, v_settings, v_estimates, v_budgets);
+        when 'timed_out' then v_part := dispatcher.time_out_runs(v_tenant);
+        when 'released' then v_part := dispatcher.release_stale_claims(v_tenant, v_settings);
         when 'unrouted' then
-          v_part := public.mark_unrouted_runs(v_tenant);
+          v_part := dispatcher.mark_unrouted_runs(v_tenant);
           v_unrouted := (v_part ->> 'unrouted')::integer;
-        when 'pruned' then perform public.prune_workflow_rows(v_tenant);
+        when 'pruned' then perform dispatcher.prune_workflow_rows(v_tenant);
       end case;
     exception when query_canceled or deadlock_detected or serialization_failure then
       raise;
@@ -455,11 +454,11 @@ begin
       v_sum := v_sum || jsonb_build_object(v_field, (v_sum ->> v_field)::integer + coalesce((v_part ->> v_field)::integer, 0));
     end loop;
   end loop;
-  select left(string_agg(format('%s: %s', state.name, state.error), '; '), 500) into v_broken from public.budget_states(v_all_budgets) as state
+  select left(string_agg(format('%s: %s', state.name, state.error), '; '), 500) into v_broken from dispatcher.budget_states(v_all_budgets) as state
    where state.error is not null;
   v_budget_error := coalesce(v_broken, v_budget_error);
   v_open := v_open or v_broken is not null;
-  perform public.send_gateway_hint(other.gateway_id, 'run', '{}')
+  perform dispatcher.send_gateway_hint(other.gateway_id, 'run', '{}')
      from (select note.gateway_id from public.workflow_notifications as note where note.tenant_id = v_tenant and note.state = 'pending' and note.created_at = now()
            union select wake.gateway_id from public.agent_wakes as wake
                   where wake.tenant_id = v_tenant and wake.stop_cause is not null and wake.ended_at is null and wake.instance_id <> p_instance_id) as other
@@ -470,9 +469,9 @@ begin
                                                  'budget_error', v_budget_error, 'held_by', v_held_by)
    where id = p_instance_id;
   return v_sum || jsonb_build_object(
-    'busy', false, 'errors', v_errors, 'budget_error', v_budget_error, 'budgets_open', v_open, 'unrouted', v_unrouted, 'stop_wakes', public.wakes_to_stop(p_instance_id),
+    'busy', false, 'errors', v_errors, 'budget_error', v_budget_error, 'budgets_open', v_open, 'unrouted', v_unrouted, 'stop_wakes', dispatcher.wakes_to_stop(p_instance_id),
     'again', v_full or (v_sum ->> 'released')::integer > 0 or ((v_sum ->> 'failed')::integer + (v_sum ->> 'timed_out')::integer + v_stopped > 0),
-    'next_in', public.next_workflow_moment(v_tenant, v_settings), 'ms', round(extract(epoch from clock_timestamp() - v_started) * 1000));
+    'next_in', dispatcher.next_workflow_moment(v_tenant, v_settings), 'ms', round(extract(epoch from clock_timestamp() - v_started) * 1000));
 end
 $$;
 comment on function public.dispatch_workflows(uuid, jsonb) is
@@ -512,5 +511,9 @@ as $$
     'last_tick', (select last_tick from public.dispatcher_instances where tenant_id = p_tenant_id and last_tick is not null order by last_tick ->> 'at' desc limit 1))
 $$;
 comment on function public.workflow_stats(uuid) is 'Runs by status and by type with their routes and the budgets that held them at the last tick, runs without a route, the last day, notifications, and the last tick.';
+
+select dispatcher.restrict_functions(array[
+  'dispatch_workflows', 'workflow_stats'
+]);
 
 notify pgrst, 'reload schema';

@@ -2,268 +2,26 @@
 -- Each is one transaction on the database's clock; a refusal is data ({applied: false, code}), never an error.
 -- Locks are always taken in this order: routes, the run, then what the wake functions lock.
 
--- ---------------------------------------------------------------------------------------------------------------
--- The state table
--- ---------------------------------------------------------------------------------------------------------------
-
-create or replace function public.workflow_timeout_minutes(p_tenant_id uuid, p_workflow_type text) returns integer
-language sql stable set search_path = ''
-as $$
-  select coalesce((select timeout_minutes from public.workflow_agent_routing
-                    where tenant_id = p_tenant_id and workflow_type = p_workflow_type), 60)
-$$;
-comment on function public.workflow_timeout_minutes(uuid, text) is 'For how long a run of a type may be worked on: its route''s minutes, else 60.';
-
-create or replace function public.guard_workflow_transition() returns trigger
-language plpgsql volatile set search_path = ''
-as $$
-declare
-  v_side constant text[] := array['waiting_for_approval', 'blocked'];
-  v_transition record;
-begin
-  if new.status = old.status and new.dispatch_attempts = old.dispatch_attempts then
-    new.updated_at := now();
-    return new;
-  end if;
-  select needs_override into v_transition from public.workflow_run_transitions
-   where from_status = old.status and to_status = new.status;
-  if not found
-     or (v_transition.needs_override and coalesce(current_setting('dispatcher.override_run', true), '') <> old.id::text)
-     or (old.status = any (v_side) and new.status <> all (v_side || array['cancelled']) and new.status is distinct from old.paused_from) then
-    raise exception 'a run may not go from % to %', old.status, new.status using errcode = 'OD010',
-      detail = format('run %s%s', old.id, case when old.paused_from is not null then ', held since it was ' || old.paused_from else '' end),
-      hint = 'The state table is workflow_run_transitions.';
-  end if;
-  new.paused_from := case when new.status = any (v_side) then coalesce(old.paused_from, old.status) end;
-  new.paused_at := case when new.status = any (v_side) then coalesce(old.paused_at, now()) end;
-  if old.status = any (v_side) then
-    -- It was held, not silent: whoever has it, or should take it, gets the usual time anew, and for its work what was left of it.
-    new.last_heartbeat_at := case when new.status in ('claimed', 'running') then now() else new.last_heartbeat_at end;
-    new.deadline_at := case when new.status in ('claimed', 'running') then new.deadline_at + (now() - old.paused_at) else new.deadline_at end;
-    new.dispatched_at := case when new.status = 'dispatched' then now() else new.dispatched_at end;
-  end if;
-  new.updated_at := now();
-  return public.complete_workflow_row(new);
-end
-$$;
-comment on function public.guard_workflow_transition() is
-  'Before an update of a run: refuses (OD010) what workflow_run_transitions does not list, and a return from a side state to anywhere but where it came from.';
-
-create or replace function public.complete_workflow_row(p_run public.workflow_runs) returns public.workflow_runs
-language plpgsql stable set search_path = ''
-as $$
-begin
-  -- What a state implies, for whoever changes a row by hand as for our own functions.
-  if p_run.status in ('waiting_for_approval', 'blocked') then
-    p_run.paused_from := coalesce(p_run.paused_from, 'queued');
-    p_run.paused_at := coalesce(p_run.paused_at, now());
-  end if;
-  if p_run.status = 'dispatched' then
-    p_run.dispatched_at := coalesce(p_run.dispatched_at, now());
-    p_run.owner_agent_id := coalesce(p_run.owner_agent_id, p_run.pinned_agent_id,
-      (select agent_id from public.workflow_agent_routing where tenant_id = p_run.tenant_id and workflow_type = p_run.workflow_type));
-  end if;
-  if p_run.status in ('claimed', 'running') then
-    p_run.claimed_at := coalesce(p_run.claimed_at, p_run.started_at, now());
-    p_run.claim_token := coalesce(p_run.claim_token, gen_random_uuid());
-    p_run.last_heartbeat_at := coalesce(p_run.last_heartbeat_at, now());
-    p_run.deadline_at := coalesce(p_run.deadline_at, p_run.claimed_at
-      + make_interval(mins => public.workflow_timeout_minutes(p_run.tenant_id, p_run.workflow_type)));
-  end if;
-  if p_run.status in ('running', 'completed') then
-    p_run.started_at := coalesce(p_run.started_at, p_run.claimed_at, p_run.finished_at, now());
-  end if;
-  if p_run.status in ('completed', 'failed', 'timed_out', 'cancelled') then
-    p_run.finished_at := coalesce(p_run.finished_at, now());
-    -- Work was done, so there is something to pay for, known or not.
-    if p_run.claimed_at is not null then
-      p_run.accounted_at := coalesce(p_run.accounted_at, p_run.reported_at, p_run.finished_at);
-    end if;
-  else
-    p_run.finished_at := null;
-  end if;
-  return p_run;
-end
-$$;
-comment on function public.complete_workflow_row(public.workflow_runs) is 'The row with the times and keys its state implies.';
-
-create or replace function public.prepare_workflow_run() returns trigger
-language plpgsql volatile set search_path = ''
-as $$
-begin
-  -- A row that arrives finished was worked on, unless it says otherwise: what it cost counts.
-  if new.status in ('completed', 'failed', 'timed_out') then
-    new.claimed_at := coalesce(new.claimed_at, new.started_at, new.finished_at, now());
-  end if;
-  -- A cost given before anybody worked on it is a guess of whoever queued it, not a report.
-  if new.cost_estimate >= 0 and new.cost_estimate <> 'NaN' and new.status not in ('queued', 'dispatched') then
-    new.reported_at := coalesce(new.reported_at, new.finished_at, now());
-    new.accounted_at := coalesce(new.accounted_at, new.reported_at);
-  end if;
-  return public.complete_workflow_row(new);
-end
-$$;
-comment on function public.prepare_workflow_run() is 'Before an insert of a run: the times and keys its state implies.';
-
-create or replace function public.record_workflow_transition() returns trigger
-language plpgsql volatile set search_path = ''
-as $$
-declare
-  v_actor constant text := coalesce(nullif(current_setting('dispatcher.actor', true), ''),
-                                    nullif(current_setting('request.jwt.claims', true), '')::jsonb ->> 'sub', current_user);
-begin
-  insert into public.workflow_run_events (tenant_id, run_id, from_status, to_status, attempt, actor, reason)
-  values (new.tenant_id, new.id, old.status, new.status, new.dispatch_attempts, v_actor, nullif(current_setting('dispatcher.reason', true), ''));
-  -- Taken away from whoever works on it: the process it has at one of our daemons must end.
-  if old.wake_id is not null and old.status <> new.status
-     and (new.status in ('cancelled', 'timed_out') or (new.status in ('queued', 'failed') and v_actor = 'dispatcher')) then
-    update public.agent_wakes set stop_cause = format('run %s is %s', new.id, new.status)
-     where id = old.wake_id and state in ('starting', 'running') and stop_cause is null;
-  end if;
-  return null;
-end
-$$;
-comment on function public.record_workflow_transition() is
-  'After a transition: its event, and where the run was taken away from outside, the request to stop the process that works on it.';
-
-create or replace function public.refuse_workflow_event_change() returns trigger
-language plpgsql set search_path = ''
-as $$
-begin
-  raise exception 'events of runs are append-only' using errcode = 'OD012';
-end
-$$;
-comment on function public.refuse_workflow_event_change() is 'Events of runs are append-only: an update is refused with OD012.';
-
-drop trigger if exists workflow_runs_prepare on public.workflow_runs;
-create trigger workflow_runs_prepare before insert on public.workflow_runs for each row execute function public.prepare_workflow_run();
-drop trigger if exists workflow_runs_guard on public.workflow_runs;
-create trigger workflow_runs_guard before update on public.workflow_runs for each row execute function public.guard_workflow_transition();
-drop trigger if exists workflow_runs_record on public.workflow_runs;
-create trigger workflow_runs_record after update on public.workflow_runs
-  for each row when (old.status is distinct from new.status or old.dispatch_attempts is distinct from new.dispatch_attempts)
-  execute function public.record_workflow_transition();
-drop trigger if exists workflow_run_events_append_only on public.workflow_run_events;
-create trigger workflow_run_events_append_only before update on public.workflow_run_events
-  for each row execute function public.refuse_workflow_event_change();
-
-create or replace function public.note_workflow_actor(p_actor text, p_reason text) returns void
-language sql volatile set search_path = ''
-as $$
-  select set_config('dispatcher.actor', coalesce(p_actor, ''), true), set_config('dispatcher.reason', coalesce(left(p_reason, 1000), ''), true)
-$$;
-comment on function public.note_workflow_actor(text, text) is 'Who acts, and why: what the next transitions of this transaction record.';
-
--- ---------------------------------------------------------------------------------------------------------------
--- Hints
--- ---------------------------------------------------------------------------------------------------------------
-
-create or replace function public.hint_workflow_daemons(p_tenant_id uuid, p_run_id uuid) returns void
-language plpgsql volatile security definer set search_path = ''
-as $$
-begin
-  perform public.send_gateway_hint(live.gateway_id, 'run', jsonb_build_object('run_id', p_run_id))
-     from (select distinct instance.gateway_id from public.dispatcher_instances as instance
-            where instance.tenant_id = p_tenant_id and instance.state = 'running' and not public.is_instance_silent(instance)
-            limit 20) as live;
-exception when others then
-  -- A hint is worth less than the row it speaks of; the next tick finds the row.
-  null;
-end
-$$;
-comment on function public.hint_workflow_daemons(uuid, uuid) is 'Hints the tenant''s living daemons that runs are to be looked at. Never fails.';
-
-create or replace function public.hint_workflow_insert() returns trigger
-language plpgsql volatile security definer set search_path = ''
-as $$
-declare
-  v_tenant record;
-begin
-  for v_tenant in select tenant_id, (array_agg(id))[1] as run_id from new_runs where status = 'queued' group by tenant_id loop
-    perform public.hint_workflow_daemons(v_tenant.tenant_id, v_tenant.run_id);
-  end loop;
-  return null;
-exception when others then
-  return null;
-end
-$$;
-comment on function public.hint_workflow_insert() is 'After an insert of queued runs: one hint to each living daemon of the tenant. Never fails the insert.';
-
-create or replace function public.hint_workflow_update() returns trigger
-language plpgsql volatile security definer set search_path = ''
-as $$
-begin
-  -- The daemon's own tick looks again by itself.
-  if coalesce(current_setting('dispatcher.quiet', true), '') = 'on' then
-    return null;
-  end if;
-  if new.status = 'queued'
-     or (coalesce(old.paused_from, old.status) in ('dispatched', 'claimed', 'running')
-         and exists (select from public.workflow_runs where tenant_id = new.tenant_id and workflow_type = new.workflow_type and status = 'queued'))
-     or old.wake_id is not null then
-    perform public.hint_workflow_daemons(new.tenant_id, new.id);
-  end if;
-  return null;
-exception when others then
-  return null;
-end
-$$;
-comment on function public.hint_workflow_update() is
-  'After a run came back to the queue, or gave up its slot while others of its type wait: a hint to the tenant''s living daemons. Never fails the update.';
-
-create or replace function public.hint_workflow_rules() returns trigger
-language plpgsql volatile security definer set search_path = ''
-as $$
-begin
-  perform public.hint_workflow_daemons(new.tenant_id, null);
-  return null;
-exception when others then
-  return null;
-end
-$$;
-comment on function public.hint_workflow_rules() is 'After a route or a budget changed: waiting runs may go out now. Never fails the change.';
-
-drop trigger if exists workflow_runs_insert_hint on public.workflow_runs;
-create trigger workflow_runs_insert_hint after insert on public.workflow_runs
-  referencing new table as new_runs for each statement execute function public.hint_workflow_insert();
-drop trigger if exists workflow_runs_update_hint on public.workflow_runs;
-create trigger workflow_runs_update_hint after update of status on public.workflow_runs
-  for each row when (old.status is distinct from new.status
-                     and new.status in ('queued', 'completed', 'failed', 'timed_out', 'cancelled'))
-  execute function public.hint_workflow_update();
-drop trigger if exists workflow_agent_routing_hint on public.workflow_agent_routing;
-create trigger workflow_agent_routing_hint after insert or update on public.workflow_agent_routing
-  for each row execute function public.hint_workflow_rules();
-drop trigger if exists budgets_hint on public.budgets;
-create trigger budgets_hint after update on public.budgets
-  for each row when (old.cap_usd is distinct from new.cap_usd or old.cap_tokens is distinct from new.cap_tokens or old.active is distinct from new.active
-                     or old.action_on_exceed is distinct from new.action_on_exceed)
-  execute function public.hint_workflow_rules();
-
--- ---------------------------------------------------------------------------------------------------------------
--- What an agent does with a run
--- ---------------------------------------------------------------------------------------------------------------
-
-create or replace function public.workflow_run_json(p_run public.workflow_runs) returns jsonb
+create or replace function dispatcher.workflow_run_json(p_run public.workflow_runs) returns jsonb
 language sql stable set search_path = ''
 as $$ select to_jsonb(p_run) - array['claim_token', 'reserved_usd', 'reserved_tokens', 'request_key'] $$;
-comment on function public.workflow_run_json(public.workflow_runs) is 'A run as it is shown: everything but its fence and what is internal to budgets.';
+comment on function dispatcher.workflow_run_json(public.workflow_runs) is 'A run as it is shown: everything but its fence and what is internal to budgets.';
 
-create or replace function public.workflow_answer(p_code text, p_run public.workflow_runs) returns jsonb
+create or replace function dispatcher.workflow_answer(p_code text, p_run public.workflow_runs) returns jsonb
 language sql stable set search_path = ''
 as $$
   select jsonb_build_object('applied', p_code in ('ok', 'already'), 'code', p_code, 'run_id', p_run.id, 'status', p_run.status,
-                            'run', case when p_run.id is not null then public.workflow_run_json(p_run) end)
+                            'run', case when p_run.id is not null then dispatcher.workflow_run_json(p_run) end)
 $$;
-comment on function public.workflow_answer(text, public.workflow_runs) is
+comment on function dispatcher.workflow_answer(text, public.workflow_runs) is
   'The answer of what may be done to a run: {applied, code, run_id, status, run}; run is the record as it is now, null when there is none.';
 
-create or replace function public.lock_workflow_run(p_tenant_id uuid, p_run_id uuid) returns public.workflow_runs
+create or replace function dispatcher.lock_workflow_run(p_tenant_id uuid, p_run_id uuid) returns public.workflow_runs
 language sql volatile set search_path = ''
 as $$ select * from public.workflow_runs where id = p_run_id and tenant_id = p_tenant_id for update $$;
-comment on function public.lock_workflow_run(uuid, uuid) is 'The run, locked; all NULL when the tenant has none of that id.';
+comment on function dispatcher.lock_workflow_run(uuid, uuid) is 'The run, locked; all NULL when the tenant has none of that id.';
 
-create or replace function public.workflow_claim_state(p_run public.workflow_runs, p_session text, p_claim_token uuid) returns text
+create or replace function dispatcher.workflow_claim_state(p_run public.workflow_runs, p_session text, p_claim_token uuid) returns text
 language sql immutable set search_path = ''
 as $$
   select case
@@ -274,17 +32,17 @@ as $$
     when p_run.status in ('waiting_for_approval', 'blocked') then 'held'
     else 'finished' end
 $$;
-comment on function public.workflow_claim_state(public.workflow_runs, text, uuid) is
+comment on function dispatcher.workflow_claim_state(public.workflow_runs, text, uuid) is
   'Whether a session (and the claim token, where it gives one) holds a run: ok, held (paused, still its own), finished (was its own), not_yours, not_found.';
 
-create or replace function public.end_workflow_claim(p_run public.workflow_runs, p_as text) returns void
+create or replace function dispatcher.end_workflow_claim(p_run public.workflow_runs, p_as text) returns void
 language sql volatile set search_path = ''
 as $$
   update public.workflow_claims set ended_at = now(), ended_as = p_as where claim_token = p_run.claim_token and ended_at is null
 $$;
-comment on function public.end_workflow_claim(public.workflow_runs, text) is 'Closes the present claim of a run in the history of claims.';
+comment on function dispatcher.end_workflow_claim(public.workflow_runs, text) is 'Closes the present claim of a run in the history of claims.';
 
-create or replace function public.settle_workflow_claim(p_run public.workflow_runs, p_as text) returns void
+create or replace function dispatcher.settle_workflow_claim(p_run public.workflow_runs, p_as text) returns void
 language sql volatile set search_path = ''
 as $$
   -- Whoever gave a sign of life has worked: what it did not report counts as what was reserved for it, never as nothing.
@@ -299,13 +57,13 @@ as $$
    where p_run.accounted_at is not null or p_run.started_at is not null
   on conflict (claim_token) do update set cost_usd = excluded.cost_usd, tokens = excluded.tokens, accounted_at = excluded.accounted_at
 $$;
-comment on function public.settle_workflow_claim(public.workflow_runs, text) is
+comment on function dispatcher.settle_workflow_claim(public.workflow_runs, text) is
   'Moves what the present claim of a run has cost from the run to the claim, where the budgets find it once the run starts a new account. A claim without a report or a heartbeat cost nothing. The caller empties the run.';
 
 create or replace function public.poll_workflow_runs(p_tenant_id uuid, p_agent text, p_limit integer) returns jsonb
 language sql stable set search_path = ''
 as $$
-  select jsonb_build_object('agent', p_agent, 'count', count(*), 'runs', coalesce(jsonb_agg(public.workflow_run_json(pending)
+  select jsonb_build_object('agent', p_agent, 'count', count(*), 'runs', coalesce(jsonb_agg(dispatcher.workflow_run_json(pending)
                               order by pending.priority desc, pending.dispatched_at, pending.id), '[]'))
     from (select * from public.workflow_runs
            where tenant_id = p_tenant_id and status = 'dispatched' and (p_agent is null or owner_agent_id = p_agent)
@@ -324,39 +82,39 @@ begin
   if coalesce(btrim(p_session), '') = '' or length(p_session) > 500 then
     return jsonb_build_object('applied', false, 'code', 'bad_session', 'run_id', p_run_id);
   end if;
-  v_run := public.lock_workflow_run(p_tenant_id, p_run_id);
+  v_run := dispatcher.lock_workflow_run(p_tenant_id, p_run_id);
   if v_run.id is null then
     return jsonb_build_object('applied', false, 'code', 'not_found', 'run_id', p_run_id);
   end if;
   if v_run.status in ('claimed', 'running') and v_run.session_id = p_session then
-    return public.workflow_answer('already', v_run)
+    return dispatcher.workflow_answer('already', v_run)
            || jsonb_build_object('claim_token', v_run.claim_token, 'deadline_in', extract(epoch from v_run.deadline_at - now()));
   end if;
   if v_run.status <> 'dispatched' then
-    return public.workflow_answer(case when v_run.status = 'queued' then 'not_dispatched' when v_run.status in ('claimed', 'running') then 'claimed_by_another'
+    return dispatcher.workflow_answer(case when v_run.status = 'queued' then 'not_dispatched' when v_run.status in ('claimed', 'running') then 'claimed_by_another'
                                        when v_run.finished_at is not null then 'finished' else 'held' end, v_run);
   end if;
   if p_agent is not null and p_agent <> v_run.owner_agent_id then
-    return public.workflow_answer('not_yours', v_run);
+    return dispatcher.workflow_answer('not_yours', v_run);
   end if;
-  perform public.note_workflow_actor(coalesce(p_agent, v_run.owner_agent_id), null);
+  perform dispatcher.note_workflow_actor(coalesce(p_agent, v_run.owner_agent_id), null);
   update public.workflow_runs as run
      set status = 'claimed', claimed_at = now(), claimed_by = coalesce(p_agent, run.owner_agent_id), session_id = p_session, claim_token = gen_random_uuid(),
          last_heartbeat_at = now(), started_at = null, blocker_type = null, blocker_description = null,
-         deadline_at = now() + make_interval(mins => public.workflow_timeout_minutes(run.tenant_id, run.workflow_type)),
+         deadline_at = now() + make_interval(mins => dispatcher.workflow_timeout_minutes(run.tenant_id, run.workflow_type)),
          wake_id = (select wake.id from public.agent_wakes as wake where wake.id = p_wake_id and wake.tenant_id = p_tenant_id and wake.state in ('starting', 'running'))
    where id = p_run_id returning * into v_run;
   insert into public.workflow_claims (claim_token, tenant_id, run_id, workflow_type, agent_id, session_id, attempt)
   values (v_run.claim_token, v_run.tenant_id, v_run.id, v_run.workflow_type, v_run.owner_agent_id, p_session, v_run.dispatch_attempts);
   update public.workflow_notifications set state = 'obsolete' where run_id = v_run.id and state = 'pending';
-  return public.workflow_answer('ok', v_run)
+  return dispatcher.workflow_answer('ok', v_run)
          || jsonb_build_object('claim_token', v_run.claim_token, 'deadline_in', extract(epoch from v_run.deadline_at - now()));
 end
 $$;
 comment on function public.claim_workflow_run(uuid, uuid, text, text, uuid) is
   'Takes a dispatched run for a session: one wins. Answers the run, its claim_token and deadline_in (s); already for the session that holds it; else not_dispatched, claimed_by_another, not_yours, finished, held, not_found. p_wake_id: the wake the session runs in.';
 
-create or replace function public.workflow_usage_values(p_usage jsonb) returns jsonb
+create or replace function dispatcher.workflow_usage_values(p_usage jsonb) returns jsonb
 language plpgsql immutable set search_path = ''
 as $$
 declare
@@ -382,14 +140,14 @@ begin
   return v_values || case when btrim(p_usage ->> 'model') <> '' then jsonb_build_object('model', left(p_usage ->> 'model', 300)) else '{}'::jsonb end;
 end
 $$;
-comment on function public.workflow_usage_values(jsonb) is
+comment on function dispatcher.workflow_usage_values(jsonb) is
   'What a report of usage {cost_usd, input_tokens, output_tokens, cached_tokens, model} really says: what is no number, negative, NaN or beyond belief is left out, so it stays unknown.';
 
-create or replace function public.book_workflow_usage(p_run public.workflow_runs, p_usage jsonb) returns public.workflow_runs
+create or replace function dispatcher.book_workflow_usage(p_run public.workflow_runs, p_usage jsonb) returns public.workflow_runs
 language plpgsql volatile set search_path = ''
 as $$
 declare
-  v_usage constant jsonb := public.workflow_usage_values(coalesce(p_usage, '{}'));
+  v_usage constant jsonb := dispatcher.workflow_usage_values(coalesce(p_usage, '{}'));
   v_says_something constant boolean := v_usage ?| array['cost_usd', 'input_tokens', 'output_tokens'];
 begin
   if v_usage = '{}' then
@@ -405,14 +163,14 @@ begin
   return p_run;
 end
 $$;
-comment on function public.book_workflow_usage(public.workflow_runs, jsonb) is
+comment on function dispatcher.book_workflow_usage(public.workflow_runs, jsonb) is
   'Keeps what a run is said to have cost. Totals, not increments: a repeat changes nothing. The period it was first booked in stays.';
 
-create or replace function public.book_lost_claim_usage(p_tenant_id uuid, p_run_id uuid, p_session text, p_claim_token uuid, p_usage jsonb) returns boolean
+create or replace function dispatcher.book_lost_claim_usage(p_tenant_id uuid, p_run_id uuid, p_session text, p_claim_token uuid, p_usage jsonb) returns boolean
 language plpgsql volatile set search_path = ''
 as $$
 declare
-  v_usage constant jsonb := public.workflow_usage_values(coalesce(p_usage, '{}'));
+  v_usage constant jsonb := dispatcher.workflow_usage_values(coalesce(p_usage, '{}'));
 begin
   if not v_usage ?| array['cost_usd', 'input_tokens', 'output_tokens'] then
     return false;
@@ -429,10 +187,10 @@ begin
   return found;
 end
 $$;
-comment on function public.book_lost_claim_usage(uuid, uuid, text, uuid, jsonb) is
+comment on function dispatcher.book_lost_claim_usage(uuid, uuid, text, uuid, jsonb) is
   'The cost of a claim that was lost meanwhile: the money is spent all the same, so it is booked with that claim, once.';
 
-create or replace function public.refuse_workflow_caller(
+create or replace function dispatcher.refuse_workflow_caller(
   p_code text, p_run public.workflow_runs, p_tenant_id uuid, p_run_id uuid, p_session text, p_claim_token uuid, p_usage jsonb
 ) returns jsonb
 language plpgsql volatile set search_path = ''
@@ -441,26 +199,26 @@ declare
   v_booked boolean := false;
 begin
   if p_code in ('finished', 'held') then
-    p_run := public.book_workflow_usage(p_run, p_usage);
+    p_run := dispatcher.book_workflow_usage(p_run, p_usage);
   elsif p_code = 'not_yours' then
-    v_booked := public.book_lost_claim_usage(p_tenant_id, p_run_id, p_session, p_claim_token, p_usage);
+    v_booked := dispatcher.book_lost_claim_usage(p_tenant_id, p_run_id, p_session, p_claim_token, p_usage);
   end if;
   return case when p_run.id is null then jsonb_build_object('applied', false, 'code', 'not_found', 'run_id', p_run_id)
-              else public.workflow_answer(p_code, p_run) end
-         || jsonb_build_object('usage_booked', v_booked or (p_code in ('finished', 'held') and public.workflow_usage_values(coalesce(p_usage, '{}')) <> '{}'));
+              else dispatcher.workflow_answer(p_code, p_run) end
+         || jsonb_build_object('usage_booked', v_booked or (p_code in ('finished', 'held') and dispatcher.workflow_usage_values(coalesce(p_usage, '{}')) <> '{}'));
 end
 $$;
-comment on function public.refuse_workflow_caller(text, public.workflow_runs, uuid, uuid, text, uuid, jsonb) is
+comment on function dispatcher.refuse_workflow_caller(text, public.workflow_runs, uuid, uuid, text, uuid, jsonb) is
   'The answer to a session that does not hold the run (any more), or may not end it while it is paused; a cost it brings is booked nevertheless.';
 
-create or replace function public.note_wake_progress(p_run public.workflow_runs) returns void
+create or replace function dispatcher.note_wake_progress(p_run public.workflow_runs) returns void
 language sql volatile set search_path = ''
 as $$
   update public.agent_wakes set progressed_at = now() where id = p_run.wake_id and state in ('starting', 'running') and progressed_at is null
 $$;
-comment on function public.note_wake_progress(public.workflow_runs) is 'Work on a run is progress of the wake it is done in.';
+comment on function dispatcher.note_wake_progress(public.workflow_runs) is 'Work on a run is progress of the wake it is done in.';
 
-create or replace function public.start_workflow_run(p_run public.workflow_runs) returns public.workflow_runs
+create or replace function dispatcher.start_workflow_run(p_run public.workflow_runs) returns public.workflow_runs
 language plpgsql volatile set search_path = ''
 as $$
 begin
@@ -468,11 +226,11 @@ begin
      set status = case status when 'claimed' then 'running' else status end, last_heartbeat_at = now(),
          started_at = case status when 'claimed' then now() else started_at end
    where id = p_run.id returning * into p_run;
-  perform public.note_wake_progress(p_run);
+  perform dispatcher.note_wake_progress(p_run);
   return p_run;
 end
 $$;
-comment on function public.start_workflow_run(public.workflow_runs) is 'A sign of life of a held run: claimed becomes running.';
+comment on function dispatcher.start_workflow_run(public.workflow_runs) is 'A sign of life of a held run: claimed becomes running.';
 
 create or replace function public.heartbeat_workflow_run(
   p_tenant_id uuid, p_run_id uuid, p_session text, p_claim_token uuid default null, p_usage jsonb default null
@@ -480,16 +238,16 @@ create or replace function public.heartbeat_workflow_run(
 language plpgsql volatile set search_path = '' set lock_timeout = '8s'
 as $$
 declare
-  v_run public.workflow_runs := public.lock_workflow_run(p_tenant_id, p_run_id);
-  v_code constant text := public.workflow_claim_state(v_run, p_session, p_claim_token);
+  v_run public.workflow_runs := dispatcher.lock_workflow_run(p_tenant_id, p_run_id);
+  v_code constant text := dispatcher.workflow_claim_state(v_run, p_session, p_claim_token);
 begin
   if v_code not in ('ok', 'held') then
-    return public.refuse_workflow_caller(v_code, v_run, p_tenant_id, p_run_id, p_session, p_claim_token, p_usage);
+    return dispatcher.refuse_workflow_caller(v_code, v_run, p_tenant_id, p_run_id, p_session, p_claim_token, p_usage);
   end if;
-  perform public.note_workflow_actor(v_run.claimed_by, null);
-  v_run := public.start_workflow_run(v_run);
-  v_run := public.book_workflow_usage(v_run, p_usage);
-  return public.workflow_answer('ok', v_run) || jsonb_build_object('deadline_in', extract(epoch from v_run.deadline_at - coalesce(v_run.paused_at, now())));
+  perform dispatcher.note_workflow_actor(v_run.claimed_by, null);
+  v_run := dispatcher.start_workflow_run(v_run);
+  v_run := dispatcher.book_workflow_usage(v_run, p_usage);
+  return dispatcher.workflow_answer('ok', v_run) || jsonb_build_object('deadline_in', extract(epoch from v_run.deadline_at - coalesce(v_run.paused_at, now())));
 end
 $$;
 comment on function public.heartbeat_workflow_run(uuid, uuid, text, uuid, jsonb) is
@@ -501,57 +259,57 @@ create or replace function public.report_workflow_usage(
 language plpgsql volatile set search_path = '' set lock_timeout = '8s'
 as $$
 declare
-  v_run public.workflow_runs := public.lock_workflow_run(p_tenant_id, p_run_id);
-  v_code constant text := public.workflow_claim_state(v_run, p_session, p_claim_token);
+  v_run public.workflow_runs := dispatcher.lock_workflow_run(p_tenant_id, p_run_id);
+  v_code constant text := dispatcher.workflow_claim_state(v_run, p_session, p_claim_token);
 begin
   if v_code not in ('ok', 'held') then
-    return public.refuse_workflow_caller(v_code, v_run, p_tenant_id, p_run_id, p_session, p_claim_token, p_usage);
+    return dispatcher.refuse_workflow_caller(v_code, v_run, p_tenant_id, p_run_id, p_session, p_claim_token, p_usage);
   end if;
-  return public.workflow_answer('ok', public.book_workflow_usage(v_run, p_usage)) || jsonb_build_object('usage_booked', true);
+  return dispatcher.workflow_answer('ok', dispatcher.book_workflow_usage(v_run, p_usage)) || jsonb_build_object('usage_booked', true);
 end
 $$;
 comment on function public.report_workflow_usage(uuid, uuid, text, jsonb, uuid) is
   'What the run has cost so far, as totals. Also after its end, and after a lost claim (then booked with that claim): usage_booked says whether it was.';
 
-create or replace function public.finish_workflow_run(
+create or replace function dispatcher.finish_workflow_run(
   p_tenant_id uuid, p_run_id uuid, p_session text, p_claim_token uuid, p_status text, p_output jsonb, p_error text, p_usage jsonb
 ) returns jsonb
 language plpgsql volatile set search_path = '' set lock_timeout = '8s'
 as $$
 declare
-  v_run public.workflow_runs := public.lock_workflow_run(p_tenant_id, p_run_id);
-  v_code constant text := public.workflow_claim_state(v_run, p_session, p_claim_token);
+  v_run public.workflow_runs := dispatcher.lock_workflow_run(p_tenant_id, p_run_id);
+  v_code constant text := dispatcher.workflow_claim_state(v_run, p_session, p_claim_token);
 begin
   if v_code = 'finished' and v_run.status = p_status then
     -- A repeat says the same once more: only a cost that was not known yet is news.
-    return public.workflow_answer('already', case when v_run.cost_estimate is null then public.book_workflow_usage(v_run, p_usage) else v_run end);
+    return dispatcher.workflow_answer('already', case when v_run.cost_estimate is null then dispatcher.book_workflow_usage(v_run, p_usage) else v_run end);
   end if;
   if v_code <> 'ok' then
-    return public.refuse_workflow_caller(v_code, v_run, p_tenant_id, p_run_id, p_session, p_claim_token, p_usage);
+    return dispatcher.refuse_workflow_caller(v_code, v_run, p_tenant_id, p_run_id, p_session, p_claim_token, p_usage);
   end if;
-  perform public.note_workflow_actor(v_run.claimed_by, p_error);
+  perform dispatcher.note_workflow_actor(v_run.claimed_by, p_error);
   if p_status = 'completed' then
-    v_run := public.start_workflow_run(v_run);
+    v_run := dispatcher.start_workflow_run(v_run);
   end if;
-  perform public.end_workflow_claim(v_run, p_status);
-  v_run := public.book_workflow_usage(v_run, p_usage);
-  perform public.note_wake_progress(v_run);
+  perform dispatcher.end_workflow_claim(v_run, p_status);
+  v_run := dispatcher.book_workflow_usage(v_run, p_usage);
+  perform dispatcher.note_wake_progress(v_run);
   update public.workflow_runs
      set status = p_status, finished_at = now(), output_summary = coalesce(p_output, output_summary), wake_id = null,
          last_error = case p_status when 'failed' then coalesce(nullif(btrim(left(p_error, 4000)), ''), 'no reason given') else last_error end,
          last_error_at = case p_status when 'failed' then now() else last_error_at end
    where id = p_run_id returning * into v_run;
-  return public.workflow_answer('ok', v_run);
+  return dispatcher.workflow_answer('ok', v_run);
 end
 $$;
-comment on function public.finish_workflow_run(uuid, uuid, text, uuid, text, jsonb, text, jsonb) is
+comment on function dispatcher.finish_workflow_run(uuid, uuid, text, uuid, text, jsonb, text, jsonb) is
   'Ends a run as completed or failed on behalf of the session that holds it. already for a repeat.';
 
 create or replace function public.complete_workflow_run(
   p_tenant_id uuid, p_run_id uuid, p_session text, p_output jsonb default null, p_usage jsonb default null, p_claim_token uuid default null
 ) returns jsonb
 language sql volatile set search_path = ''
-as $$ select public.finish_workflow_run(p_tenant_id, p_run_id, p_session, p_claim_token, 'completed', p_output, null, p_usage) $$;
+as $$ select dispatcher.finish_workflow_run(p_tenant_id, p_run_id, p_session, p_claim_token, 'completed', p_output, null, p_usage) $$;
 comment on function public.complete_workflow_run(uuid, uuid, text, jsonb, jsonb, uuid) is
   'The session that holds the run finished it, with its output and usage {cost_usd, input_tokens, output_tokens, cached_tokens, model}. A repeat is already.';
 
@@ -559,23 +317,23 @@ create or replace function public.fail_workflow_run(
   p_tenant_id uuid, p_run_id uuid, p_session text, p_error text, p_usage jsonb default null, p_claim_token uuid default null
 ) returns jsonb
 language sql volatile set search_path = ''
-as $$ select public.finish_workflow_run(p_tenant_id, p_run_id, p_session, p_claim_token, 'failed', null, p_error, p_usage) $$;
+as $$ select dispatcher.finish_workflow_run(p_tenant_id, p_run_id, p_session, p_claim_token, 'failed', null, p_error, p_usage) $$;
 comment on function public.fail_workflow_run(uuid, uuid, text, text, jsonb, uuid) is 'The session that holds the run gave it up, with the reason. A repeat is already.';
 
-create or replace function public.return_workflow_run(p_run public.workflow_runs, p_how text) returns public.workflow_runs
+create or replace function dispatcher.return_workflow_run(p_run public.workflow_runs, p_how text) returns public.workflow_runs
 language plpgsql volatile set search_path = ''
 as $$
 begin
-  perform public.end_workflow_claim(p_run, p_how);
+  perform dispatcher.end_workflow_claim(p_run, p_how);
   if p_run.release_count >= 3 then
     -- The last claim's cost stays with the run: it is its end.
-    perform public.note_workflow_actor(current_setting('dispatcher.actor', true), 'released too often');
+    perform dispatcher.note_workflow_actor(current_setting('dispatcher.actor', true), 'released too often');
     update public.workflow_runs
        set status = 'failed', finished_at = now(), wake_id = null, last_error_at = now(),
            last_error = format('Claim lost after %s releases (%s)', p_run.release_count, p_how)
      where id = p_run.id returning * into p_run;
   else
-    perform public.settle_workflow_claim(p_run, p_how);
+    perform dispatcher.settle_workflow_claim(p_run, p_how);
     update public.workflow_runs
        set status = 'queued', release_count = release_count + 1, dispatched_at = null, claimed_at = null, claimed_by = null, started_at = null,
            deadline_at = null, last_heartbeat_at = null, claim_token = null, session_id = null, wake_id = null, reserved_usd = null, reserved_tokens = null,
@@ -585,37 +343,33 @@ begin
   return p_run;
 end
 $$;
-comment on function public.return_workflow_run(public.workflow_runs, text) is
+comment on function dispatcher.return_workflow_run(public.workflow_runs, text) is
   'Gives a claim back: the run returns to the queue with its reservation freed, at most 3 times, then it fails. The caller has locked it.';
 
 create or replace function public.release_workflow_run(p_tenant_id uuid, p_run_id uuid, p_session text, p_claim_token uuid default null) returns jsonb
 language plpgsql volatile set search_path = '' set lock_timeout = '8s'
 as $$
 declare
-  v_run public.workflow_runs := public.lock_workflow_run(p_tenant_id, p_run_id);
-  v_code constant text := public.workflow_claim_state(v_run, p_session, p_claim_token);
+  v_run public.workflow_runs := dispatcher.lock_workflow_run(p_tenant_id, p_run_id);
+  v_code constant text := dispatcher.workflow_claim_state(v_run, p_session, p_claim_token);
 begin
   if v_code <> 'ok' then
     -- A repeat of a release that held: the claim is in the history as released.
     if v_code = 'not_yours' and exists (select from public.workflow_claims where run_id = p_run_id and tenant_id = p_tenant_id and session_id = p_session
                                            and ended_as = 'released' and (p_claim_token is null or claim_token = p_claim_token))
        and v_run.status in ('queued', 'dispatched') then
-      return public.workflow_answer('already', v_run);
+      return dispatcher.workflow_answer('already', v_run);
     end if;
-    return public.refuse_workflow_caller(v_code, v_run, p_tenant_id, p_run_id, p_session, p_claim_token, null);
+    return dispatcher.refuse_workflow_caller(v_code, v_run, p_tenant_id, p_run_id, p_session, p_claim_token, null);
   end if;
-  perform public.note_workflow_actor(v_run.claimed_by, 'released');
-  return public.workflow_answer('ok', public.return_workflow_run(v_run, 'released'));
+  perform dispatcher.note_workflow_actor(v_run.claimed_by, 'released');
+  return dispatcher.workflow_answer('ok', dispatcher.return_workflow_run(v_run, 'released'));
 end
 $$;
 comment on function public.release_workflow_run(uuid, uuid, text, uuid) is
   'The session that holds the run gives it back to the queue; the fourth time it fails.';
 
--- ---------------------------------------------------------------------------------------------------------------
--- What an operator does
--- ---------------------------------------------------------------------------------------------------------------
-
-create or replace function public.audit_workflow_action(
+create or replace function dispatcher.audit_workflow_action(
   p_tenant_id uuid, p_actor text, p_action text, p_class text, p_severity text, p_target text, p_before jsonb, p_after jsonb, p_allowed boolean default true
 ) returns void
 language sql volatile set search_path = ''
@@ -623,7 +377,7 @@ as $$
   insert into public.workflow_audit_log (tenant_id, actor, action, class, severity, target, before, after, allowed)
   values (p_tenant_id, coalesce(nullif(p_actor, ''), 'unknown'), p_action, p_class, p_severity, p_target, p_before, p_after, p_allowed)
 $$;
-comment on function public.audit_workflow_action(uuid, text, text, text, text, text, jsonb, jsonb, boolean) is 'One line in workflow_audit_log.';
+comment on function dispatcher.audit_workflow_action(uuid, text, text, text, text, text, jsonb, jsonb, boolean) is 'One line in workflow_audit_log.';
 
 create or replace function public.enqueue_workflow_run(
   p_tenant_id uuid, p_workflow_type text, p_input jsonb default '{}', p_priority integer default 0, p_initiator text default null,
@@ -643,49 +397,49 @@ begin
   on conflict (tenant_id, request_key) where request_key is not null do nothing
   returning * into v_run;
   if v_run.id is not null then
-    return public.workflow_answer('ok', v_run)
+    return dispatcher.workflow_answer('ok', v_run)
       || jsonb_build_object('routed', v_run.pinned_agent_id is not null or exists (select from public.workflow_agent_routing as route
            where route.tenant_id = p_tenant_id and route.workflow_type = v_run.workflow_type and route.max_concurrent > 0));
   end if;
   select * into v_run from public.workflow_runs where tenant_id = p_tenant_id and request_key = p_request_key;
-  return public.workflow_answer('already', v_run);
+  return dispatcher.workflow_answer('already', v_run);
 end
 $$;
 comment on function public.enqueue_workflow_run(uuid, text, jsonb, integer, text, text, text, timestamptz, text) is
   'Puts a run into the queue. p_agent pins it to an agent, p_not_before keeps it back, p_request_key makes a repeat answer the same run (already).';
 
-create or replace function public.stop_workflow_run(p_run public.workflow_runs, p_error text) returns public.workflow_runs
+create or replace function dispatcher.stop_workflow_run(p_run public.workflow_runs, p_error text) returns public.workflow_runs
 language plpgsql volatile set search_path = ''
 as $$
 begin
-  perform public.end_workflow_claim(p_run, 'cancelled');
+  perform dispatcher.end_workflow_claim(p_run, 'cancelled');
   update public.workflow_runs set status = 'cancelled', finished_at = now(), last_error = p_error, last_error_at = now()
    where id = p_run.id returning * into p_run;
   update public.workflow_notifications set state = 'obsolete' where run_id = p_run.id and state = 'pending';
   return p_run;
 end
 $$;
-comment on function public.stop_workflow_run(public.workflow_runs, text) is 'Cancels a run the caller has locked.';
+comment on function dispatcher.stop_workflow_run(public.workflow_runs, text) is 'Cancels a run the caller has locked.';
 
 create or replace function public.cancel_workflow_run(p_tenant_id uuid, p_run_id uuid, p_actor text, p_reason text default null) returns jsonb
 language plpgsql volatile set search_path = '' set lock_timeout = '8s'
 as $$
 declare
-  v_before public.workflow_runs := public.lock_workflow_run(p_tenant_id, p_run_id);
+  v_before public.workflow_runs := dispatcher.lock_workflow_run(p_tenant_id, p_run_id);
   v_run public.workflow_runs;
 begin
   if v_before.id is null then
     return jsonb_build_object('applied', false, 'code', 'not_found', 'run_id', p_run_id);
   elsif v_before.status = 'cancelled' then
-    return public.workflow_answer('already', v_before);
+    return dispatcher.workflow_answer('already', v_before);
   elsif v_before.finished_at is not null then
-    return public.workflow_answer('finished', v_before);
+    return dispatcher.workflow_answer('finished', v_before);
   end if;
-  perform public.note_workflow_actor(p_actor, p_reason);
-  v_run := public.stop_workflow_run(v_before, coalesce(nullif(btrim(left(p_reason, 4000)), ''), format('Cancelled by %s', p_actor)));
-  perform public.audit_workflow_action(p_tenant_id, p_actor, 'cancel_run', 'intervention', 'warning', 'run:' || p_run_id,
+  perform dispatcher.note_workflow_actor(p_actor, p_reason);
+  v_run := dispatcher.stop_workflow_run(v_before, coalesce(nullif(btrim(left(p_reason, 4000)), ''), format('Cancelled by %s', p_actor)));
+  perform dispatcher.audit_workflow_action(p_tenant_id, p_actor, 'cancel_run', 'intervention', 'warning', 'run:' || p_run_id,
                                        jsonb_build_object('status', v_before.status), jsonb_build_object('status', v_run.status, 'reason', p_reason));
-  return public.workflow_answer('ok', v_run);
+  return dispatcher.workflow_answer('ok', v_run);
 end
 $$;
 comment on function public.cancel_workflow_run(uuid, uuid, text, text) is 'Cancels a run that is not finished; audited. Its process, where a daemon has one, is stopped.';
@@ -694,17 +448,17 @@ create or replace function public.retry_workflow_run(p_tenant_id uuid, p_run_id 
 language plpgsql volatile set search_path = '' set lock_timeout = '8s'
 as $$
 declare
-  v_before public.workflow_runs := public.lock_workflow_run(p_tenant_id, p_run_id);
+  v_before public.workflow_runs := dispatcher.lock_workflow_run(p_tenant_id, p_run_id);
   v_run public.workflow_runs;
 begin
   if v_before.id is null then
     return jsonb_build_object('applied', false, 'code', 'not_found', 'run_id', p_run_id);
   elsif v_before.status not in ('failed', 'timed_out') then
-    return public.workflow_answer('not_failed', v_before);
+    return dispatcher.workflow_answer('not_failed', v_before);
   end if;
   -- What the failed try cost stays spent.
-  perform public.settle_workflow_claim(v_before, v_before.status);
-  perform public.note_workflow_actor(p_actor, coalesce(p_reason, 'override_failure'));
+  perform dispatcher.settle_workflow_claim(v_before, v_before.status);
+  perform dispatcher.note_workflow_actor(p_actor, coalesce(p_reason, 'override_failure'));
   perform set_config('dispatcher.override_run', p_run_id::text, true);
   update public.workflow_runs
      set status = 'queued', dispatch_attempts = 0, release_count = 0, queued_at = now(), dispatched_at = null, claimed_at = null, claimed_by = null, started_at = null,
@@ -714,10 +468,10 @@ begin
   perform set_config('dispatcher.override_run', '', true);
   delete from public.workflow_respawns where run_id = p_run_id;
   delete from public.workflow_notifications where run_id = p_run_id;
-  perform public.audit_workflow_action(p_tenant_id, p_actor, 'override_failure', 'intervention', 'warning', 'run:' || p_run_id,
+  perform dispatcher.audit_workflow_action(p_tenant_id, p_actor, 'override_failure', 'intervention', 'warning', 'run:' || p_run_id,
                                        jsonb_build_object('status', v_before.status, 'last_error', v_before.last_error),
                                        jsonb_build_object('status', v_run.status, 'reason', p_reason));
-  return public.workflow_answer('ok', v_run);
+  return dispatcher.workflow_answer('ok', v_run);
 end
 $$;
 comment on function public.retry_workflow_run(uuid, uuid, text, text) is
@@ -728,7 +482,7 @@ create or replace function public.list_workflow_runs(
 ) returns jsonb
 language sql stable set search_path = ''
 as $$
-  select jsonb_build_object('count', count(*), 'runs', coalesce(jsonb_agg(public.workflow_run_json(listed) - 'input_payload' - 'output_summary'
+  select jsonb_build_object('count', count(*), 'runs', coalesce(jsonb_agg(dispatcher.workflow_run_json(listed) - 'input_payload' - 'output_summary'
                               order by listed.created_at desc, listed.id), '[]'))
     from (select * from public.workflow_runs
            where tenant_id = p_tenant_id and (p_status is null or status = p_status) and (p_workflow_type is null or workflow_type = p_workflow_type)
@@ -741,7 +495,7 @@ create or replace function public.show_workflow_run(p_tenant_id uuid, p_run_id u
 language sql stable set search_path = ''
 as $$
   select case when run.id is null then jsonb_build_object('code', 'not_found', 'run_id', p_run_id) else
-    jsonb_build_object('code', 'ok', 'run', public.workflow_run_json(run),
+    jsonb_build_object('code', 'ok', 'run', dispatcher.workflow_run_json(run),
       'events', (select coalesce(jsonb_agg(jsonb_build_object('at', event.at, 'from', event.from_status, 'to', event.to_status, 'attempt', event.attempt,
                    'actor', event.actor, 'reason', event.reason) order by event.id), '[]') from public.workflow_run_events as event where event.run_id = p_run_id),
       'claims', (select coalesce(jsonb_agg(to_jsonb(claim) - array['claim_token', 'tenant_id', 'run_id', 'workflow_type'] order by claim.claimed_at), '[]')
@@ -807,5 +561,12 @@ as $$
            coalesce(jsonb_agg(jsonb_build_object('workflow_type', workflow_type, 'agent_id', agent_id) order by workflow_type), '[]')) from seeded
 $$;
 comment on function public.seed_workflow_routes(uuid) is 'The reference routes, where a type has none yet.';
+
+select dispatcher.restrict_functions(array[
+  'poll_workflow_runs', 'claim_workflow_run', 'heartbeat_workflow_run', 'report_workflow_usage',
+  'complete_workflow_run', 'fail_workflow_run', 'release_workflow_run', 'enqueue_workflow_run',
+  'cancel_workflow_run', 'retry_workflow_run', 'list_workflow_runs', 'show_workflow_run', 'set_workflow_route',
+  'remove_workflow_route', 'seed_workflow_routes'
+]);
 
 notify pgrst, 'reload schema';

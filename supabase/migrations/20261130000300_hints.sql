@@ -1,22 +1,35 @@
 -- Hints: what tells a daemon where to look. Triggers here never make the statement that fired them fail.
--- Rights: every function of ours is the service role's alone.
 
-create or replace function public.send_gateway_hint(p_gateway_id uuid, p_event text, p_payload jsonb) returns void
+create or replace function dispatcher.dispatcher_gateway_topic(p_gateway_id uuid) returns text
+language sql immutable set search_path = ''
+as $$ select 'gateway:' || p_gateway_id::text $$;
+comment on function dispatcher.dispatcher_gateway_topic(uuid) is 'The private Realtime topic of a gateway.';
+
+create or replace function dispatcher.broadcast_hints_available() returns boolean
+language sql stable set search_path = ''
+as $$
+  select to_regprocedure('realtime.send(jsonb,text,text,boolean)') is not null
+     and exists (select from pg_catalog.pg_trigger where tgrelid = 'public.agent_inbox_items'::regclass
+                  and tgname = 'dispatcher_inbox_insert_hint' and tgenabled <> 'D')
+$$;
+comment on function dispatcher.broadcast_hints_available() is 'Whether an insert is broadcast here: realtime.send exists and the insert trigger is in place and enabled.';
+
+create or replace function dispatcher.send_gateway_hint(p_gateway_id uuid, p_event text, p_payload jsonb) returns void
 language plpgsql volatile security definer set search_path = ''
 as $$
 begin
   if p_gateway_id is not null and to_regprocedure('realtime.send(jsonb,text,text,boolean)') is not null then
-    execute 'select realtime.send($1, $2, $3, true)' using p_payload, p_event, public.dispatcher_gateway_topic(p_gateway_id);
+    execute 'select realtime.send($1, $2, $3, true)' using p_payload, p_event, dispatcher.dispatcher_gateway_topic(p_gateway_id);
   end if;
 exception when others then
   -- A hint is worth less than the row it speaks of; the sweep finds the row.
   null;
 end
 $$;
-comment on function public.send_gateway_hint(uuid, text, jsonb) is
+comment on function dispatcher.send_gateway_hint(uuid, text, jsonb) is
   'Broadcasts a hint to the private topic of a gateway once the transaction commits. Never fails; without realtime.send it does nothing.';
 
-create or replace function public.hint_inbox_insert() returns trigger
+create or replace function dispatcher.hint_inbox_insert() returns trigger
 language plpgsql volatile security definer set search_path = ''
 as $$
 declare
@@ -31,14 +44,14 @@ begin
      where item.status = 'pending'
      group by agent.gateway_id, agent.id
   loop
-    perform public.send_gateway_hint(v_hint.gateway_id, 'inbox',
+    perform dispatcher.send_gateway_hint(v_hint.gateway_id, 'inbox',
       jsonb_build_object('agent_id', v_hint.agent_id, 'item_id', v_hint.item_ids[1])
       || case when cardinality(v_hint.item_ids) > 1 then jsonb_build_object('item_ids', v_hint.item_ids) else '{}'::jsonb end);
     if v_hint.from_outside then
       -- Never a wait in somebody's insert: where the row is held, the claim that holds it sees the new item by itself.
       perform from public.agent_wake_state where agent_id = v_hint.agent_id for update skip locked;
       if found then
-        perform public.reset_wake_failures(v_hint.agent_id);
+        perform dispatcher.reset_wake_failures(v_hint.agent_id);
       end if;
     end if;
   end loop;
@@ -47,10 +60,10 @@ exception when others then
   return null;
 end
 $$;
-comment on function public.hint_inbox_insert() is
+comment on function dispatcher.hint_inbox_insert() is
   'After an insert of items: one hint per agent to its gateway ({agent_id, item_id, item_ids}), and new context resets the agent''s failures. Never fails the insert.';
 
-create or replace function public.note_inbox_update() returns trigger
+create or replace function dispatcher.note_inbox_update() returns trigger
 language plpgsql volatile security definer set search_path = ''
 as $$
 begin
@@ -63,7 +76,7 @@ begin
      where agent_id = new.agent_id and tenant_id = new.tenant_id and state in ('starting', 'running') and progressed_at is null;
   end if;
   if new.status in ('pending', 'failed') and coalesce(current_setting('dispatcher.quiet', true), '') <> 'on' then
-    perform public.send_gateway_hint((select gateway_id from public.agents where id = new.agent_id and tenant_id = new.tenant_id), 'inbox',
+    perform dispatcher.send_gateway_hint((select gateway_id from public.agents where id = new.agent_id and tenant_id = new.tenant_id), 'inbox',
                                      jsonb_build_object('agent_id', new.agent_id, 'item_id', new.id));
   end if;
   return null;
@@ -71,10 +84,10 @@ exception when others then
   return null;
 end
 $$;
-comment on function public.note_inbox_update() is
+comment on function dispatcher.note_inbox_update() is
   'After an item changed its status: progress of the agent''s live wake, and a hint when it is back to pending or failed. Never fails the update.';
 
-create or replace function public.hint_agent_change() returns trigger
+create or replace function dispatcher.hint_agent_change() returns trigger
 language plpgsql volatile security definer set search_path = ''
 as $$
 begin
@@ -82,47 +95,47 @@ begin
     insert into public.agent_wake_state (agent_id, tenant_id, resumed_at) values (new.id, new.tenant_id, now())
     on conflict (agent_id) do update set resumed_at = now();
   end if;
-  perform public.send_gateway_hint(new.gateway_id, 'agent', jsonb_build_object('agent_id', new.id));
+  perform dispatcher.send_gateway_hint(new.gateway_id, 'agent', jsonb_build_object('agent_id', new.id));
   if old.gateway_id is distinct from new.gateway_id then
-    perform public.send_gateway_hint(old.gateway_id, 'agent', jsonb_build_object('agent_id', new.id));
+    perform dispatcher.send_gateway_hint(old.gateway_id, 'agent', jsonb_build_object('agent_id', new.id));
   end if;
   return null;
 exception when others then
   return null;
 end
 $$;
-comment on function public.hint_agent_change() is 'After an agent''s status or gateway changed: a hint to its gateway, and to the one it left. Never fails the update.';
+comment on function dispatcher.hint_agent_change() is 'After an agent''s status or gateway changed: a hint to its gateway, and to the one it left. Never fails the update.';
 
-create or replace function public.hint_budget_change() returns trigger
+create or replace function dispatcher.hint_budget_change() returns trigger
 language plpgsql volatile security definer set search_path = ''
 as $$
 begin
-  perform public.send_gateway_hint((select gateway_id from public.agents where id = new.agent_id), 'agent', jsonb_build_object('agent_id', new.agent_id));
+  perform dispatcher.send_gateway_hint((select gateway_id from public.agents where id = new.agent_id), 'agent', jsonb_build_object('agent_id', new.agent_id));
   return null;
 exception when others then
   return null;
 end
 $$;
-comment on function public.hint_budget_change() is 'After an agent''s budget changed its status, limit or cutoff: a hint to its gateway. Never fails the update.';
+comment on function dispatcher.hint_budget_change() is 'After an agent''s budget changed its status, limit or cutoff: a hint to its gateway. Never fails the update.';
 
 drop trigger if exists dispatcher_inbox_insert_hint on public.agent_inbox_items;
 create trigger dispatcher_inbox_insert_hint after insert on public.agent_inbox_items
-  referencing new table as new_items for each statement execute function public.hint_inbox_insert();
+  referencing new table as new_items for each statement execute function dispatcher.hint_inbox_insert();
 
 drop trigger if exists dispatcher_inbox_update_note on public.agent_inbox_items;
 create trigger dispatcher_inbox_update_note after update of status on public.agent_inbox_items
-  for each row when (old.status is distinct from new.status) execute function public.note_inbox_update();
+  for each row when (old.status is distinct from new.status) execute function dispatcher.note_inbox_update();
 
 drop trigger if exists dispatcher_agent_hint on public.agents;
 create trigger dispatcher_agent_hint after update of status, gateway_id on public.agents
   for each row when (old.status is distinct from new.status or old.gateway_id is distinct from new.gateway_id)
-  execute function public.hint_agent_change();
+  execute function dispatcher.hint_agent_change();
 
 drop trigger if exists dispatcher_budget_hint on public.agent_budgets;
 create trigger dispatcher_budget_hint after update of status, monthly_limit_usd, hard_cutoff on public.agent_budgets
   for each row when (old.status is distinct from new.status or old.monthly_limit_usd is distinct from new.monthly_limit_usd
                      or old.hard_cutoff is distinct from new.hard_cutoff)
-  execute function public.hint_budget_change();
+  execute function dispatcher.hint_budget_change();
 
 do $$
 declare
@@ -136,27 +149,6 @@ begin
 end
 $$;
 
--- Default privileges of a Supabase project grant execute to anon and authenticated by name: revoking from public is not enough.
-do $$
-declare
-  v_function record;
-begin
-  for v_function in
-    select oid::regprocedure as signature from pg_proc
-     where pronamespace = 'public'::regnamespace
-       and proname in ('budget_blocks', 'wake_cooldown_ends', 'wake_chain_limit', 'wake_gates', 'dispatcher_gateway_topic', 'reset_wake_failures', 'wake_blockers',
-                       'wake_grant', 'claim_one_wake', 'running_instance', 'claim_wakes', 'claim_waiting_wakes', 'start_wake',
-                       'wake_has_progress', 'give_up_item', 'release_wake_leases', 'spend_attempt_of_lost_wake', 'mark_agent_stalled', 'wake_end_state',
-                       'end_wake', 'wait_for_next_wake', 'report_wakes', 'broadcast_hints_available', 'open_wake_facts', 'open_wakes_of_others',
-                       'register_dispatcher_instance', 'adopt_wake', 'renew_wake_leases', 'is_instance_silent', 'wakes_without_owner', 'heartbeat_dispatcher_instance', 'stop_dispatcher_instance',
-                       'expire_stale_items', 'bury_spent_items', 'stop_wake_chains', 'settle_stalled_agents', 'fill_waitlist', 'sweep_inbox',
-                       'gateway_settings', 'request_wake', 'requeue_inbox_items', 'expire_inbox_items', 'list_inbox_items', 'dispatcher_status',
-                       'send_gateway_hint', 'hint_inbox_insert', 'note_inbox_update', 'hint_agent_change', 'hint_budget_change')
-  loop
-    execute format('revoke execute on function %s from public, anon, authenticated', v_function.signature);
-    execute format('grant execute on function %s to service_role', v_function.signature);
-  end loop;
-end
-$$;
+select dispatcher.restrict_functions();
 
 notify pgrst, 'reload schema';

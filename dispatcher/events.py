@@ -19,6 +19,7 @@ BEAT_FAILED: Final = "service.beat_failed"  # one round of a loop failed; the lo
 HEALTH_CHANGED: Final = "health.changed"  # ok, degraded or failing, with the causes
 METRICS_SERVED: Final = "metrics.served"  # METRICS_PORT answers
 METRICS_FAILED: Final = "metrics.failed"  # METRICS_PORT cannot be had, tried again; or a client of it went away
+LOG_DROPPED: Final = "log.dropped"  # so many `lines` are lost here: nobody read the log, or its disk was full
 LIBRARY: Final = "library.log"  # a line of a library, redacted
 
 WAKE_SKIPPED: Final = "wake.skipped"  # a gate refused; `reason` says which

@@ -2,11 +2,13 @@
 
 Keys come in this order: ts level daemon gateway_id tenant_id event msg, then the facts. Text from outside is
 escaped to ASCII and bounded, so it can neither end a line nor forge one; secrets are taken out of every field
-before anything is cut.
+before anything is cut. A line is at most `MAX_LINE` bytes, its end included; no thread waits until it is written.
 """
 
 from __future__ import annotations
 
+import atexit
+import bisect
 import json
 import logging
 import math
@@ -24,6 +26,7 @@ from structlog.typing import FilteringBoundLogger
 
 from dispatcher import events
 from dispatcher.clock import SYSTEM_CLOCK, rfc3339_ms
+from dispatcher.log_output import LineQueue, say_on_stderr
 
 DAEMON: Final = "inbox_dispatcher"
 RESERVED: Final = ("ts", "level", "daemon", "gateway_id", "tenant_id", "event", "msg")
@@ -35,7 +38,12 @@ MAX_TEXT: Final = 4_000
 MAX_TRACEBACK: Final = 12_000
 MAX_ENTRIES: Final = 50
 MAX_DEPTH: Final = 5
-MAX_LINE: Final = 64_000
+# Docker splits what is longer than 16,384 bytes into several lines.
+MAX_LINE: Final = 15_900
+# What one fact may take of a line that is too long, in bytes as written: the first that makes it fit.
+_SHARES: Final = (4_000, 2_000, 1_000, 500, 250, 120)
+# A number with more bits is written as text, which other readers of JSON can hold.
+MAX_BITS: Final = 1_024
 
 _LEVELS: Final = {
     "debug": logging.DEBUG,
@@ -106,12 +114,18 @@ class Redactor:
         if value is None or isinstance(value, bool):
             return value
         if isinstance(value, int):
-            return int(value)
+            return int(value) if value.bit_length() <= MAX_BITS else f"a number of {value.bit_length()} bits"
         if isinstance(value, float):
             return float(value) if math.isfinite(value) else str(value)
         if isinstance(value, Mapping | list | tuple | set | frozenset):
-            return self._container(value, depth)
+            return self._container_or_name(value, depth)
         return self.text(_as_text(value))
+
+    def _container_or_name(self, value: Any, depth: int) -> Any:
+        try:
+            return self._container(value, depth)
+        except Exception:  # noqa: BLE001 - another thread may change it while it is read
+            return f"<{type(value).__name__}>"
 
     def _container(self, value: Any, depth: int) -> Any:
         if depth >= MAX_DEPTH:
@@ -173,8 +187,8 @@ class LineRenderer:
     ) -> None:
         self.redactor = redactor
         self._stamp = stamp
-        self._gateway_id = redactor.text(gateway_id)
-        self._tenant_id = redactor.text(tenant_id)
+        self._gateway_id = redactor.text(gateway_id, 200)
+        self._tenant_id = redactor.text(tenant_id, 200)
 
     def line(self, level: str, event: str, msg: object, facts: Mapping[str, Any]) -> str:
         """One JSON object in ASCII, without a line end."""
@@ -187,8 +201,7 @@ class LineRenderer:
             "event": self.redactor.text(event, 200),
             "msg": self.redactor.text(_as_text(msg)),
         }
-        line = json.dumps({**record, **self._facts(facts)}, separators=(", ", ": "))
-        return line if len(line) <= MAX_LINE else json.dumps({**record, "facts_left_out": len(facts)})
+        return _bounded_line(record, self._facts(facts))
 
     def _facts(self, facts: Mapping[str, Any]) -> dict[str, Any]:
         shaped: dict[str, Any] = {}
@@ -201,8 +214,44 @@ class LineRenderer:
         return shaped
 
 
+def _bounded_line(record: dict[str, Any], facts: dict[str, Any]) -> str:
+    """One line of at most MAX_LINE bytes with its end; what is longer is cut fact by fact, the longest first."""
+    line = json.dumps({**record, **facts})
+    shares = iter(_SHARES)
+    while len(line) >= MAX_LINE and (share := next(shares, 0)):
+        record = {**record, "msg": _cut(record["msg"], share)}
+        facts = {name: _cut(value, share) for name, value in facts.items()}
+        line = json.dumps({**record, **facts})
+    return line if len(line) < MAX_LINE else _with_first_facts(record, facts)
+
+
+def _cut(value: Any, share: int) -> Any:
+    """The value if it takes at most `share` bytes of a line; else the beginning of its text, and a mark."""
+    written = json.dumps(value)
+    if len(written) <= share:
+        return value
+    text = value if isinstance(value, str) else written
+    kept = bisect.bisect_right(range(len(text) + 1), share, key=lambda length: len(json.dumps(text[:length]))) - 1
+    return f"{text[:kept]}… ({len(text) - kept} more characters)"
+
+
+def _with_first_facts(record: dict[str, Any], facts: dict[str, Any]) -> str:
+    """For a line of very many facts: as many as there is room for, in their order, and how many are left out."""
+    room = MAX_LINE - len(json.dumps({**record, "facts_left_out": len(facts)})) - 1
+    kept: dict[str, Any] = {}
+    for name, value in facts.items():
+        room -= len(json.dumps({name: value}))
+        if room < 0:
+            break
+        kept[name] = value
+    return json.dumps({**record, **kept, "facts_left_out": len(facts) - len(kept)})
+
+
 class LineWriter:
-    """Writes whole lines, one at a time. A log that cannot be written never stops the work."""
+    """Writes whole lines to a stream, one at a time, and waits for each: for commands, whose reader is at the console.
+
+    A log that cannot be written never stops the work.
+    """
 
     def __init__(self, stream: TextIO | None) -> None:
         self._stream = stream
@@ -214,8 +263,20 @@ class LineWriter:
             try:
                 stream.write(line + "\n")
                 stream.flush()
-            except (OSError, ValueError):  # a closed or full stdout: there is nowhere left to say so
+            except (OSError, ValueError, AttributeError):  # full, or closed from the start: nowhere left to say so
                 return
+
+    debug = info = warning = error = critical = exception = log = msg
+
+
+class QueuedWriter:
+    """Hands lines to the queue of a descriptor and returns at once: for the daemon, which nobody may hold up."""
+
+    def __init__(self, queue: LineQueue) -> None:
+        self.queue = queue
+
+    def msg(self, line: str) -> None:
+        self.queue.put(line)
 
     debug = info = warning = error = critical = exception = log = msg
 
@@ -223,7 +284,7 @@ class LineWriter:
 class _Sink:
     """What is configured now; replaced as a whole by `configure_logging`."""
 
-    def __init__(self, renderer: LineRenderer, writer: LineWriter) -> None:
+    def __init__(self, renderer: LineRenderer, writer: LineWriter | QueuedWriter) -> None:
         self.renderer = renderer
         self.writer = writer
 
@@ -242,15 +303,40 @@ def configure_logging(
     """Sends everything this process logs through one renderer.
 
     `level` is debug, info, warning or error. Libraries log from warning up unless `level` is debug.
-    `secrets` are values to take out wherever they turn up. `stream` defaults to stdout at each write.
+    `secrets` are values to take out wherever they turn up. Lines go to `stream`, each caller waiting for its own;
+    without one they go to stdout through a bounded queue, and nobody waits.
     May be called again, for example once the gateway's id is known.
     """
     global _sink  # noqa: PLW0603 - the process has one log
-    _sink = _Sink(LineRenderer(gateway_id, tenant_id, Redactor(secrets)), LineWriter(stream))
+    writer = LineWriter(stream) if stream is not None else _stdout_writer(_sink.writer)
+    _sink = _Sink(LineRenderer(gateway_id, tenant_id, Redactor(secrets)), writer)
     _configure_structlog(_LEVELS[level])
     _configure_stdlib(_LEVELS[level])
     sys.excepthook = _log_crash
     threading.excepthook = _log_thread_crash
+    sys.unraisablehook = _log_unraisable
+
+
+def _stdout_writer(before: LineWriter | QueuedWriter) -> LineWriter | QueuedWriter:
+    try:
+        fd = sys.stdout.fileno()
+    except (OSError, ValueError, AttributeError):  # closed from the start, or no file, as in tests
+        return LineWriter(None)
+    if isinstance(before, QueuedWriter) and before.queue.fd == fd:
+        return before
+    queue = LineQueue(fd, _dropped_line, say_on_stderr)
+    atexit.register(queue.flush)
+    return QueuedWriter(queue)
+
+
+def _dropped_line(count: int) -> str:
+    text = f"{count} lines before this one are lost: nobody read the log, or it could not be written"
+    return _sink.renderer.line("warning", events.LOG_DROPPED, text, {"lines": count})
+
+
+def log_trouble() -> str | None:
+    """Why lines of this process do not arrive where they should, in words; None when they do."""
+    return _sink.writer.queue.trouble if isinstance(_sink.writer, QueuedWriter) else None
 
 
 def get_logger(name: str = "") -> FilteringBoundLogger:
@@ -277,12 +363,20 @@ def _configure_structlog(level: int) -> None:
 
 
 def _render(_logger: object, method: str, event_dict: MutableMapping[str, Any]) -> str:
+    level = {"exception": "error", "warn": "warning", "fatal": "critical"}.get(method, method)
+    event = event_dict.get("event", "")
+    try:
+        return _rendered(level, event_dict)
+    except Exception as error:  # noqa: BLE001 - no value may cost the caller more than its own facts
+        return _sink.renderer.line(level, _as_text(event), f"unreadable facts: {type(error).__name__}", {})
+
+
+def _rendered(level: str, event_dict: MutableMapping[str, Any]) -> str:
     event = _as_text(event_dict.pop("event", ""))
     msg = event_dict.pop("msg", event)
     error = _exception_of(event_dict.pop("exc_info", None))
     event_dict.pop("stack_info", None)
     facts = {**event_dict, **_error_facts(error)}
-    level = {"exception": "error", "warn": "warning", "fatal": "critical"}.get(method, method)
     return _sink.renderer.line(level, event, msg, facts)
 
 
@@ -357,3 +451,9 @@ def _log_thread_crash(crash: threading.ExceptHookArgs) -> None:
         return
     facts = {"thread": crash.thread.name if crash.thread else "", **_error_facts(crash.exc_value)}
     _sink.writer.msg(_sink.renderer.line("critical", events.DAEMON_CRASHED, "Unhandled error in a thread", facts))
+
+
+def _log_unraisable(found: sys.UnraisableHookArgs) -> None:
+    """An error where Python has nobody to give it to, such as a destructor; Python itself would print it."""
+    facts = {"where": _as_text(found.err_msg or ""), **_error_facts(found.exc_value)}
+    _sink.writer.msg(_sink.renderer.line("error", events.LIBRARY, "Error that nobody could catch", facts))

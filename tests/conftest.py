@@ -72,10 +72,10 @@ def cluster(tmp_path_factory: pytest.TempPathFactory) -> Iterator[PostgresServer
 def _logging_as_it_was() -> Iterator[None]:
     """`configure_logging` owns state of the whole process: a command run in one test must not silence the next."""
     root = logging.root
-    before = (list(root.handlers), sys.excepthook, threading.excepthook, logs._sink)
+    before = (list(root.handlers), sys.excepthook, threading.excepthook, sys.unraisablehook, logs._sink)
     level = root.level
     yield
-    root.handlers, sys.excepthook, threading.excepthook, logs._sink = before
+    root.handlers, sys.excepthook, threading.excepthook, sys.unraisablehook, logs._sink = before
     root.setLevel(level)
     logging.captureWarnings(capture=False)
     logging.raiseExceptions = True

@@ -16,8 +16,9 @@ from typer.core import TyperGroup
 from typer.main import get_command, get_group
 
 import dispatcher
-from dispatcher.cli.output import print_line
 from dispatcher.errors import DispatcherError
+from dispatcher.log_output import say_on_stderr
+from dispatcher.text import printable
 
 COMMANDS: Final[Mapping[str, str]] = {
     "run": "dispatcher.cli.run:command",
@@ -102,7 +103,7 @@ def run_command_line(arguments: Sequence[str]) -> int:
     try:
         get_command(app)(args=list(arguments), prog_name="dispatcher")
     except DispatcherError as error:
-        print_line(f"dispatcher: {error}", to_stderr=True)
+        say_on_stderr(f"dispatcher: {printable(str(error))}")
         return error.exit_code
     except SystemExit as ending:
         return _exit_code(ending)

@@ -9,7 +9,7 @@ from typing import Any, Final, Literal
 
 from dispatcher import events
 from dispatcher.clock import SYSTEM_CLOCK, Clock
-from dispatcher.logs import get_logger, redact
+from dispatcher.logs import get_logger, log_trouble, redact
 
 log = get_logger(__name__)
 
@@ -138,6 +138,8 @@ class Health:
         with self._lock:
             loops = dict(self._loops)
             causes = list(self._causes.values())
+        if trouble := log_trouble():
+            causes.append(trouble)
         shown = {name: loop.snapshot() for name, loop in loops.items()}
         statuses = [loop["status"] for loop in shown.values()] + ["degraded"] * bool(causes)
         named = [f"{name}: {_complaint(loop)}" for name, loop in shown.items() if loop["status"] != "ok"]

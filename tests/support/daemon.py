@@ -1,5 +1,6 @@
 """The real daemon as a subprocess: its log lines, its signals, its end."""
 
+import fcntl
 import json
 import os
 import signal
@@ -39,6 +40,8 @@ class DaemonProcess:
         self.lines: list[dict[str, Any]] = []
         self.not_json: list[str] = []
         self._heard_at = time.monotonic()
+        self._may_read = threading.Event()
+        self._may_read.set()
         self._stderr = (directory / "stderr").open("ab")
         self.process = subprocess.Popen(
             [*PROGRAM, "run"],
@@ -56,6 +59,7 @@ class DaemonProcess:
     def _read(self) -> None:
         assert self.process.stdout is not None
         for text in self.process.stdout:
+            self._may_read.wait()
             try:
                 self.lines.append(json.loads(text))
                 self._heard_at = time.monotonic()
@@ -69,6 +73,16 @@ class DaemonProcess:
     @property
     def stderr(self) -> str:
         return (self.directory / "stderr").read_text()
+
+    def stop_reading(self) -> None:
+        """From now on nobody reads its log, and the pipe it is written to is as small as can be."""
+        assert self.process.stdout is not None
+        self._may_read.clear()
+        fcntl.fcntl(self.process.stdout.fileno(), fcntl.F_SETPIPE_SZ, 4096)
+
+    def read_on(self) -> None:
+        """The log is read again."""
+        self._may_read.set()
 
     def of(self, event: str, **facts: object) -> list[dict[str, Any]]:
         """The records of one event with those facts, so far."""
@@ -111,6 +125,7 @@ class DaemonProcess:
     def wait(self, deadline: float = 40.0) -> int:
         """Waits for its end; its exit code."""
         code = self.process.wait(deadline)
+        self.read_on()
         self._reader.join(5)
         assert self.process.stdout is not None
         self.process.stdout.close()

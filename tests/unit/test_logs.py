@@ -3,6 +3,7 @@ from __future__ import annotations
 import io
 import json
 import logging
+import re
 import sys
 import threading
 from datetime import UTC, datetime
@@ -203,6 +204,65 @@ def test_values_of_any_kind_become_json() -> None:
     endless: list[Any] = []
     endless.append(endless)
     assert "…" in json.dumps(Redactor().value(endless), ensure_ascii=False)
+
+
+def bounded(line: str) -> dict[str, Any]:
+    """The record of a line that Docker does not split."""
+    assert len(line.encode()) < 16_000
+    record: dict[str, Any] = json.loads(line)
+    assert list(record)[: len(RESERVED)] == RESERVED
+    return record
+
+
+def test_c15_a_long_summary_of_emoji_is_cut_and_marked_and_the_ids_stay() -> None:
+    summary = "\U0001f680" * 2_000
+    ids = {"agent": "ada", "wake_id": str(UUID(int=1)), "item_id": str(UUID(int=2)), "duration_s": 1.5}
+    record = bounded(LineRenderer("gw", "t", Redactor()).line("info", "wake.started", summary, {"s": summary, **ids}))
+    assert ids.items() <= record.items()
+    assert record["msg"].startswith("\U0001f680" * 100)
+    assert re.search(r"… \(\d+ more characters\)$", record["msg"])
+    assert record["event"] == "wake.started"
+
+
+def test_c15_a_line_of_very_many_facts_says_how_many_are_left_out() -> None:
+    facts: dict[str, Any] = {"agent": "ada", **{f"fact {number}": "x" * 90 for number in range(500)}}
+    record = bounded(LineRenderer("gw", "t", Redactor()).line("info", "a.b", "m", facts))
+    assert record["agent"] == "ada"
+    assert len(record) - len(RESERVED) - 1 + record["facts_left_out"] == 501
+
+
+@pytest.mark.parametrize("number", [10**5_000, -(10**5_000), 2**2_000], ids=["long", "negative", "a little"])
+def test_c15_a_number_without_end_is_named(number: int) -> None:
+    log = Log()
+    get_logger().info("a.b", msg=number, number=number, deep=[number])
+    assert "bits" in log.records[0]["number"]
+
+
+def test_facts_that_cannot_be_read_cost_only_themselves() -> None:
+    class Shifting(dict[str, int]):
+        def items(self) -> Any:
+            raise RuntimeError("dictionary changed size during iteration")
+
+    log = Log()
+    get_logger().info("a.b", msg="m", odd=Shifting(), good=1)
+    assert (log.records[0]["odd"], log.records[0]["good"]) == ("<Shifting>", 1)
+
+
+wild_text = st.text(st.characters(exclude_categories=())) | st.text('\U0001f680\x00\x1f\ud800\u2028"\\', min_size=200)
+wild = st.recursive(
+    st.none() | st.integers() | st.floats() | wild_text | st.integers(2**900, 2**3_000) | st.just(float("nan")),
+    lambda inner: st.lists(inner, max_size=4) | st.dictionaries(wild_text, inner, max_size=4),
+    max_leaves=20,
+)
+
+
+@given(wild_text, wild_text, st.dictionaries(wild_text, wild, max_size=20), st.integers(1, 40))
+def test_c15_every_line_is_one_bounded_json_object(event: str, msg: str, facts: dict[str, Any], times: int) -> None:
+    line = LineRenderer("g" * 5_000, "t", Redactor()).line(
+        "info", event * times, msg * times, {**facts, "m": msg * times}
+    )
+    assert len(line.splitlines()) == 1
+    bounded(line)
 
 
 def test_lines_are_bounded() -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import Final
 
 DAEMON_READY: Final = "daemon.ready"  # registered, and all services are started
+DAEMON_SIGNAL: Final = "daemon.signal"  # `signal` came, and what follows from it
 DAEMON_STOPPING: Final = "daemon.stopping"  # a signal came or a service ended; no new wakes
 DAEMON_STOPPED: Final = "daemon.stopped"  # everything has ended; no child is left
 DAEMON_CRASHED: Final = "daemon.crashed"  # an error nobody expected ends the daemon; please report it

@@ -16,12 +16,13 @@ ASK_AGAIN_SECONDS = 5.0
 
 
 def command() -> None:
-    """Run the daemon until SIGTERM or SIGINT."""
+    """Run the daemon until SIGTERM, SIGINT, SIGHUP or SIGQUIT."""
     raise typer.Exit(_run())
 
 
 def _run() -> int:
     told_to_stop = threading.Event()
+    _configure_logging_without_settings()
     with SignalCollector() as signals:
         signals.listen(lambda _count: told_to_stop.set())
         settings = _await_settings(told_to_stop)
@@ -66,11 +67,16 @@ def _await_settings(told_to_stop: threading.Event) -> Settings | None:
                 return None
 
 
-def _tell_waiting(pending: ConfigurationPending) -> None:
-    from dispatcher import events
-    from dispatcher.logs import configure_logging, get_logger
+def _configure_logging_without_settings() -> None:
+    from dispatcher.logs import configure_logging
 
     configure_logging("info", gateway_id="", tenant_id="")
+
+
+def _tell_waiting(pending: ConfigurationPending) -> None:
+    from dispatcher import events
+    from dispatcher.logs import get_logger
+
     get_logger(__name__).warning(
         events.CONFIG_WAITING, msg=f"Waiting for configuration: {pending}", missing=pending.faults
     )

@@ -89,6 +89,31 @@ def test_a_second_signal_skips_the_grace(seed: Seed, stub_agent: StubAgent, star
     assert stub_agent.living() == []
 
 
+@pytest.mark.parametrize("number", [signal.SIGHUP, signal.SIGQUIT], ids=["hangup", "quit"])
+def test_c19_other_signals_that_stop_are_named_and_leave_no_child(
+    database: Database, seed: Seed, stub_agent: StubAgent, start_daemon: StartDaemon, number: signal.Signals
+) -> None:
+    seed.item("ada")
+    stub_agent.order(mode="hang")
+    daemon = start_daemon(SHUTDOWN_GRACE=1)
+    daemon.wait_for("wake.started")
+    running(database, stub_agent)
+    daemon.process.send_signal(signal.SIGUSR1)
+    daemon.wait_for("daemon.signal", signal="SIGUSR1")
+    assert daemon.stop(number) == 0
+    assert daemon.of("daemon.signal", signal=number.name)
+    assert daemon.of("daemon.stopped")
+    assert stub_agent.living() == []
+    assert states(database) == {"ada": "interrupted"}
+
+
+def test_c19_a_hangup_while_settings_are_awaited_is_a_line_and_0(start_daemon: StartDaemon) -> None:
+    daemon = start_daemon(WAIT_FOR_CONFIG="true", GATEWAY_ID="")
+    daemon.wait_for("config.waiting")
+    assert daemon.stop(signal.SIGHUP) == 0
+    assert daemon.of("daemon.signal", signal="SIGHUP")
+
+
 def test_ff38_a_chatty_child_and_one_that_reads_stdin_end_normally(
     database: Database, seed: Seed, stub_agent: StubAgent, start_daemon: StartDaemon
 ) -> None:

@@ -24,6 +24,7 @@ from dispatcher.runtime.health import Health
 from dispatcher.runtime.service import PeriodicService, Service
 from dispatcher.runtime.signals import SignalCollector
 from dispatcher.runtime.wakeup import MAX_PAYLOAD, DueTimes, Wakeup
+from tests.support.waiting import wait_until
 
 DEADLINE = 10.0
 seconds = st.floats(0, 1e6)
@@ -642,6 +643,45 @@ def test_other_signals_are_none_of_its_business() -> None:
             assert signals.count == 0
     finally:
         signal.signal(signal.SIGUSR1, before)
+
+
+def collected(*numbers: signal.Signals) -> tuple[int, ...]:
+    """What is counted when these come one after the other; SIGUSR2 marks the end and is not counted."""
+    with SignalCollector() as signals, capture_logs() as lines:
+        for said, number in enumerate((*numbers, signal.SIGUSR2), 1):
+            os.kill(os.getpid(), number)
+            wait_until(lambda said=said: len(lines) == said, DEADLINE)
+    assert [line["signal"] for line in lines] == [number.name for number in (*numbers, signal.SIGUSR2)]
+    return signals.received
+
+
+@pytest.mark.parametrize("number", [signal.SIGHUP, signal.SIGQUIT, signal.SIGTERM, signal.SIGINT])
+def test_c19_whatever_stops_is_counted_and_named(number: signal.Signals) -> None:
+    assert collected(number) == (number,)
+
+
+def test_c19_a_hangup_that_comes_along_does_not_skip_the_grace() -> None:
+    assert collected(signal.SIGTERM, signal.SIGHUP) == (signal.SIGTERM,)
+    assert collected(signal.SIGHUP, signal.SIGTERM) == (signal.SIGHUP, signal.SIGTERM)
+
+
+def test_c19_a_signal_without_meaning_is_named_and_ignored() -> None:
+    assert collected(signal.SIGUSR1, signal.SIGALRM) == ()
+
+
+def test_c19_a_hangup_that_nohup_ignores_stays_ignored_and_a_blocked_stop_is_heard() -> None:
+    before = signal.signal(signal.SIGHUP, signal.SIG_IGN)
+    mask = signal.pthread_sigmask(signal.SIG_BLOCK, [signal.SIGTERM])
+    try:
+        with SignalCollector() as signals:
+            os.kill(os.getpid(), signal.SIGHUP)
+            os.kill(os.getpid(), signal.SIGTERM)
+            wait_until(lambda: signals.count, DEADLINE)
+        assert signals.received == (signal.SIGTERM,)
+        assert signal.SIGTERM in signal.pthread_sigmask(signal.SIG_BLOCK, [])
+    finally:
+        signal.signal(signal.SIGHUP, before)
+        signal.pthread_sigmask(signal.SIG_SETMASK, mask)
 
 
 def test_a_signal_given_to_another_thread_is_told_while_the_main_one_waits() -> None:

@@ -24,6 +24,7 @@ from dispatcher.agents.proctable import ProcessIdentity
 from dispatcher.agents.registry import AgentRegistry, config_candidates
 from dispatcher.agents.service import SupervisionService
 from dispatcher.agents.supervisor import Ending, Supervisor, WakeProcess
+from dispatcher.answers import Answer
 from dispatcher.clock import rfc3339_ms
 from dispatcher.config import Settings
 from dispatcher.errors import MigrationsMissing, RestError, ShuttingDown
@@ -51,7 +52,7 @@ from dispatcher.runtime.wakeup import DueTimes
 from dispatcher.supabase.realtime import RealtimeService, RealtimeState
 from dispatcher.supabase.realtime_paths import Hint
 from dispatcher.supabase.rest import RestClient, Timeouts
-from dispatcher.workflows.model import Suspect
+from dispatcher.workflows.model import Respawn, Suspect
 from dispatcher.workflows.monitor import Monitor, monitor_interval
 from dispatcher.workflows.notify import Notifier
 from dispatcher.workflows.service import ProcessStopper, Ticker
@@ -188,18 +189,18 @@ class Daemon:
         """A loop whose health is measured by the interval it is expected to keep; None: by its failures alone."""
         return PeriodicService(name, beat, interval, health=self._health.loop(name, expected))
 
-    def _claim_respawn(self, suspect: Suspect) -> Mapping[str, Any]:
+    def _claim_respawn(self, suspect: Suspect) -> Respawn:
         """As `InboxStore` does it: what is granted is in the book before the call counts as answered."""
         request = uuid4()
         with self._book.asking(request):
-            answer = self._workflow_store.respawn(suspect, request)
-            if answer["granted"]:
-                grant = Grant.from_json(answer)
+            respawn = self._workflow_store.respawn(suspect, request)
+            if respawn.refusal is None:
+                grant = Grant.read(respawn.grant)
                 self._book.add(BookedWake(grant.wake_id, grant.claim_token, grant.agent_id, grant.agent_slug))
-        return answer
+        return respawn
 
-    def _launch_respawn(self, answer: Mapping[str, Any], message: str) -> None:
-        self._launcher.launch(replace(Grant.from_json(answer), message=message))
+    def _launch_respawn(self, respawn: Respawn, message: str) -> None:
+        self._launcher.launch(replace(Grant.read(respawn.grant), message=message))
 
     def _build_services(self, registration: Registration) -> ServiceGroup:
         settings = self._settings
@@ -374,8 +375,8 @@ class Daemon:
         if result.applied and result.state is not None:
             _counted(self._meter.ended)(result.state)
 
-    def _settle_open_wakes(self, rows: Sequence[Mapping[str, Any]]) -> None:
-        self._adopter.settle([OpenWake.from_json(row) for row in rows])
+    def _settle_open_wakes(self, rows: Sequence[Answer]) -> None:
+        self._adopter.settle([OpenWake.read(row) for row in rows])
 
     def _settle_unattended(self, wakes: Sequence[OpenWake]) -> None:
         """Between the heartbeat's question and its answer some may have arrived; others are on their way."""
@@ -391,7 +392,7 @@ class Daemon:
                 wake.agent_slug,
                 process.pid,
                 process.started_at,
-                seconds_left=adoption.deadline_in - DEADLINE_MARGIN,
+                seconds_left=None if adoption.deadline_in is None else adoption.deadline_in - DEADLINE_MARGIN,
             )
         except ShuttingDown:
             # Whoever comes next finds it alive and adopts it.

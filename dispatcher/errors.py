@@ -47,6 +47,10 @@ class OpenclawMissing(SettingsError):
     """The `openclaw` executable cannot be found or is not executable."""
 
 
+class RegistrationRefused(DispatcherError):
+    """The database gave this daemon no row of its own; the text says why."""
+
+
 class ServiceUnavailable(DispatcherError):
     """The service did not answer, or answered that it cannot, after all retries."""
 
@@ -70,6 +74,14 @@ class RestError(DispatcherError):
         self.retryable = retryable
         if retryable:
             self.exit_code = EXIT_UNAVAILABLE
+
+
+class MalformedAnswer(RestError):
+    """A function's answer is not of the agreed shape; the text names the function and the place, cut short.
+
+    One failed call, as any other: something between us and the database answers in its place, or the database has
+    functions of another version.
+    """
 
 
 class InvalidAgentId(DispatcherError):

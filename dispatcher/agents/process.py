@@ -27,6 +27,8 @@ KILL_WAIT: Final = 3.0
 FEWEST_KILLS: Final = 2
 # Only where the kernel or a sandbox has no pidfd: how often the end of a process is looked for.
 FALLBACK_POLL: Final = 0.05
+# poll counts milliseconds in 31 bits: 24.8 days.
+LONGEST_POLL: Final = 86_400.0
 
 _PR_SET_CHILD_SUBREAPER: Final = 36
 
@@ -315,8 +317,8 @@ def _poll(descriptors: Sequence[int], timeout: float | None) -> list[int]:
     poller = select.poll()
     for descriptor in descriptors:
         poller.register(descriptor, select.POLLIN)
-    # Rounded up: a wait cut to 0 ms would spin until its deadline.
-    milliseconds = None if timeout is None else max(0, int(timeout * 1000 + 0.999))
+    # Rounded up: a wait cut to 0 ms would spin until its deadline. Cut to what poll can take: who waits looks again.
+    milliseconds = None if timeout is None else max(0, int(min(timeout, LONGEST_POLL) * 1000 + 0.999))
     return [descriptor for descriptor, _ in poller.poll(milliseconds)]
 
 

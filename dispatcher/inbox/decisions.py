@@ -14,6 +14,7 @@ from dispatcher.runtime.wakeup import DueTimes
 log = get_logger(__name__)
 
 RETRY_AFTER_ERROR = 30.0
+SHORTEST_REST = 0.5
 # How long a refusal by these gates stands for items to come. What opens them (a slot, a wake's end elsewhere, an
 # agent or a budget changed) is a hint or a verdict of its own; the bound is for the one that was not heard.
 REST_SECONDS: Mapping[str, float] = {
@@ -89,7 +90,8 @@ class Decisions:
             self._failed(refusal)
             return
         if refusal.retry_in is not None:
-            self._schedule(refusal.agent_id, refusal.retry_in)
+            # Refused though its time has come: looked at again, but not without a pause.
+            self._schedule(refusal.agent_id, refusal.retry_in if refusal.retry_in > 0 else SHORTEST_REST)
         seconds = rest_after(refusal.reason, refusal.retry_in, refusal.failures)
         if seconds:
             self._rest(refusal.agent_id, seconds)

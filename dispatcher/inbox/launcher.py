@@ -4,12 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from datetime import UTC, datetime
-from typing import Protocol
+from typing import Final, Protocol
 from uuid import UUID
 
 from dispatcher import events
 from dispatcher.agents.command import build_argv, option_value
 from dispatcher.agents.supervisor import Ending, WakeProcess
+from dispatcher.answers import LONGEST_SECONDS
 from dispatcher.errors import DispatcherError, ShuttingDown
 from dispatcher.inbox import model
 from dispatcher.inbox.book import WakeBook
@@ -18,6 +19,9 @@ from dispatcher.inbox.model import Ended, Grant, Report, ReportResult, Started
 from dispatcher.logs import get_logger
 
 log = get_logger(__name__)
+
+# A clock that differs by more from the database's says nothing about an age.
+LARGEST_SKEW: Final = 86_400.0
 
 
 class Starts(Protocol):
@@ -213,7 +217,14 @@ def _shown_overrides(grant: Grant) -> dict[str, object]:
 
 
 def _age_s(created_at: str | None) -> float | None:
-    """Seconds since the insert, by this host's clock against the database's: for people, not for rules."""
+    """Seconds since the insert, by this host's clock against the database's: for people, not for rules.
+
+    None where nobody can know it.
+    """
     if created_at is None:
         return None
-    return (datetime.now(UTC) - datetime.fromisoformat(created_at)).total_seconds()
+    try:
+        age = (datetime.now(UTC) - datetime.fromisoformat(created_at)).total_seconds()
+    except (ValueError, OverflowError, TypeError):  # infinity, another era, a year no date has
+        return None
+    return age if -LARGEST_SKEW < age < LONGEST_SECONDS else None

@@ -4,8 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any, Literal
+from typing import Any, Literal, cast
 from uuid import UUID
+
+from dispatcher.answers import Answer, list_of, malformed
+from dispatcher.errors import MalformedAnswer
 
 Path = Literal["event", "sweep", "waitlist", "due", "command", "workflow"]
 Ending = Literal["exited", "timed_out", "interrupted", "lost", "spawn_failed"]
@@ -54,25 +57,25 @@ class Grant:
     timeout_seconds: float | None = None
 
     @classmethod
-    def from_json(cls, row: Mapping[str, Any]) -> Grant:
-        """`row` as `public.wake_grant` builds it."""
+    def read(cls, row: Answer) -> Grant:
+        """`row` as `wake_grant` builds it. Raises MalformedAnswer."""
         return cls(
-            wake_id=UUID(row["wake_id"]),
-            claim_token=UUID(row["claim_token"]),
-            agent_id=UUID(row["agent_id"]),
-            agent_slug=row["agent_slug"],
-            workspace_slug=row["workspace_slug"],
-            path=row["path"],
-            item_ids=tuple(UUID(item) for item in row["item_ids"]),
-            event_type=row["event_type"],
-            summary=row["summary"],
-            item_created_at=row["item_created_at"],
-            model_override=row["model_override"],
-            thinking_override=row["thinking_override"],
-            blockers=tuple(str(title) for title in row["blockers"]),
-            blockers_error=row["blockers_error"],
-            chain_depth=row["chain_depth"],
-            timeout_seconds=row.get("timeout_seconds"),
+            wake_id=row.uuid("wake_id"),
+            claim_token=row.uuid("claim_token"),
+            agent_id=row.uuid("agent_id"),
+            agent_slug=row.text("agent_slug"),
+            workspace_slug=row.text_or_none("workspace_slug"),
+            path=cast("Path", row.text("path")),
+            item_ids=row.uuids("item_ids"),
+            event_type=row.text_or_none("event_type"),
+            summary=row.text_or_none("summary"),
+            item_created_at=row.text_or_none("item_created_at"),
+            model_override=row.value("model_override"),
+            thinking_override=row.value("thinking_override"),
+            blockers=tuple(str(title) for title in row.list("blockers")),
+            blockers_error=row.text_or_none("blockers_error"),
+            chain_depth=row.count("chain_depth"),
+            timeout_seconds=row.seconds_or_none("timeout_seconds"),
         )
 
 
@@ -91,29 +94,67 @@ class Refusal:
     failures: int | None = None
 
     @classmethod
-    def from_json(cls, row: Mapping[str, Any]) -> Refusal:
-        error = f"{row['error']} ({row['error_code']})" if row.get("error") else None
+    def read(cls, row: Answer) -> Refusal:
+        """`row` as the claim functions build it. Raises MalformedAnswer."""
+        error = row.text_or_none("error")
         return cls(
-            UUID(row["agent_id"]),
-            row.get("agent_slug"),
-            row["skip_reason"],
-            row.get("retry_in"),
-            error,
-            row.get("failures"),
+            row.uuid("agent_id"),
+            row.text_or_none("agent_slug"),
+            row.text("skip_reason"),
+            row.seconds_or_none("retry_in"),
+            f"{error} ({row.text_or_none('error_code')})" if error else None,
+            row.count_or_none("failures"),
         )
 
 
 Verdict = Grant | Refusal
 
 
-def verdict_from_json(row: Mapping[str, Any]) -> Verdict:
-    """One element of the array that `claim_wakes` answers."""
-    return Grant.from_json(row) if row["granted"] else Refusal.from_json(row)
+def read_verdict(row: Answer) -> Verdict:
+    """One claim's verdict. Raises MalformedAnswer."""
+    return Grant.read(row) if row.flag("granted") else Refusal.read(row)
 
 
-def verdicts_from_json(rows: Sequence[Mapping[str, Any]]) -> list[Verdict]:
-    """All elements of such an array."""
-    return [verdict_from_json(row) for row in rows]
+def verdicts_for(claims: Sequence[Claim], function: str, value: object) -> list[Verdict]:
+    """One verdict per claim, in order. One that cannot be read refuses its own claim; the others hold.
+
+    A grant nobody could read is handed back: the next heartbeat finds its wake unattended.
+
+    Raises:
+        MalformedAnswer: the answer has not one verdict per claim.
+    """
+    rows = _one_per(claims, function, value, "verdicts")
+    return [
+        _read_or_refuse(function, row, f"verdict {place}", claim.agent_id)
+        for place, (claim, row) in enumerate(zip(claims, rows, strict=True))
+    ]
+
+
+def waitlist_verdicts(answer: Answer, name: str) -> list[Verdict]:
+    """The verdicts in that field, about agents nobody named. One that cannot be read refuses the agent it names.
+
+    Raises:
+        MalformedAnswer: no list, or a verdict that does not even name its agent.
+    """
+    verdicts: list[Verdict] = []
+    for row in answer.parts(name):
+        agent_id = row.uuid("agent_id")
+        verdicts.append(_read_or_refuse(answer.function, row.fields, row.place, agent_id))
+    return verdicts
+
+
+def _read_or_refuse(function: str, value: object, place: str, agent_id: UUID) -> Verdict:
+    try:
+        return read_verdict(Answer.of(function, value, place))
+    except MalformedAnswer as fault:
+        return Refusal(agent_id, None, "error", error=str(fault))
+
+
+def _one_per(asked: Sequence[object], function: str, value: object, what: str) -> list[Any]:
+    rows = list_of(function, value, what)
+    if len(rows) != len(asked):
+        raise malformed(function, f"{len(rows)} {what} for {len(asked)} asked for")
+    return rows
 
 
 @dataclass(frozen=True, slots=True)
@@ -178,53 +219,86 @@ class ReportResult:
     error: str | None = None
 
     @classmethod
-    def from_json(cls, row: Mapping[str, Any]) -> ReportResult:
+    def read(cls, row: Answer) -> ReportResult:
+        """`row` as `report_wakes` builds it. Raises MalformedAnswer."""
         return cls(
-            wake_id=UUID(row["wake_id"]),
-            report=row["report"],
-            applied=row["applied"],
-            code=row["code"],
-            state=row.get("state"),
-            agent_id=UUID(row["agent_id"]) if row.get("agent_id") else None,
-            agent_slug=row.get("agent_slug"),
-            failures=row.get("consecutive_failures") or 0,
-            next=row.get("next"),
-            retry_in=row.get("retry_in"),
-            error=row.get("error"),
+            wake_id=row.uuid("wake_id"),
+            report=row.text("report"),
+            applied=row.flag("applied"),
+            code=row.text("code"),
+            state=row.text_or_none("state"),
+            agent_id=row.uuid_or_none("agent_id"),
+            agent_slug=row.text_or_none("agent_slug"),
+            failures=row.count("consecutive_failures"),
+            next=row.text_or_none("next"),
+            retry_in=row.seconds_or_none("retry_in"),
+            error=row.text_or_none("error"),
         )
+
+
+def result_of(report: Report, function: str, value: object, place: int) -> ReportResult:
+    """What became of `report`. A result that cannot be read is an error of that report alone: it is sent again."""
+    kind = "started" if isinstance(report, Started) else "ended"
+    try:
+        result = ReportResult.read(Answer.of(function, value, f"results[{place}]"))
+    except MalformedAnswer as fault:
+        return ReportResult(report.wake_id, kind, applied=False, code="error", error=str(fault))
+    if (result.wake_id, result.report) == (report.wake_id, kind):
+        return result
+    error = str(malformed(function, f"results[{place}] is about another report"))
+    return ReportResult(report.wake_id, kind, applied=False, code="error", error=error)
 
 
 @dataclass(frozen=True, slots=True)
 class ReportAnswer:
-    """Answer of `report_wakes`: a result per report, and what was claimed off the waitlist."""
+    """Answer of `report_wakes`: a result per report, in order, and what was claimed off the waitlist."""
 
     results: list[ReportResult]
     verdicts: list[Verdict]
 
     @classmethod
-    def from_json(cls, answer: Mapping[str, Any]) -> ReportAnswer:
-        return cls([ReportResult.from_json(row) for row in answer["results"]], verdicts_from_json(answer["claims"]))
+    def read(cls, reports: Sequence[Report], function: str, value: object) -> ReportAnswer:
+        """Raises MalformedAnswer when it has not one result per report."""
+        answer = Answer.of(function, value)
+        rows = _one_per(reports, function, answer.list("results"), "results")
+        pairs = enumerate(zip(reports, rows, strict=True))
+        results = [result_of(report, function, row, place) for place, (report, row) in pairs]
+        return cls(results, waitlist_verdicts(answer, "claims"))
+
+
+@dataclass(frozen=True, slots=True)
+class StepError:
+    """A step of the sweep that raised; the others went on."""
+
+    phase: str
+    error: str
+
+    @classmethod
+    def read(cls, row: Answer) -> StepError:
+        """Raises MalformedAnswer."""
+        return cls(row.text("phase"), f"{row.text_or_none('error')} ({row.text_or_none('error_code')})")
 
 
 @dataclass(frozen=True, slots=True)
 class SweepAnswer:
-    """Answer of `sweep_inbox`."""
+    """Answer of `sweep_inbox`. `open_wakes` are for the instance slice to read."""
 
     agent_ids: frozenset[UUID]
     verdicts: list[Verdict]
-    open_wakes: list[Mapping[str, Any]]
+    open_wakes: Sequence[Answer]
     broadcast_available: bool
-    errors: list[Mapping[str, Any]]
+    errors: Sequence[StepError]
     counts: Mapping[str, int] = field(default_factory=dict)
 
     @classmethod
-    def from_json(cls, answer: Mapping[str, Any]) -> SweepAnswer:
+    def read(cls, answer: Answer) -> SweepAnswer:
+        """Raises MalformedAnswer."""
         names = ("expired", "buried", "chained", "stalled", "queued", "waiting", "pruned", "ms")
         return cls(
-            agent_ids=frozenset(UUID(agent) for agent in answer["agent_ids"]),
-            verdicts=verdicts_from_json([*answer["claims"], *answer["skipped"]]),
-            open_wakes=answer["open_wakes"],
-            broadcast_available=answer["broadcast_available"],
-            errors=answer["errors"],
-            counts={name: int(answer[name]) for name in names if answer.get(name) is not None},
+            agent_ids=frozenset(answer.uuids("agent_ids")),
+            verdicts=[*waitlist_verdicts(answer, "claims"), *waitlist_verdicts(answer, "skipped")],
+            open_wakes=answer.parts("open_wakes"),
+            broadcast_available=answer.flag("broadcast_available"),
+            errors=tuple(StepError.read(row) for row in answer.parts("errors")),
+            counts={name: answer.count(name) for name in names if answer.value(name) is not None},
         )

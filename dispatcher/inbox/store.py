@@ -7,8 +7,9 @@ from collections.abc import Callable, Iterator, Sequence
 from typing import Any, Protocol
 from uuid import UUID, uuid4
 
+from dispatcher.answers import Answer
 from dispatcher.inbox.book import BookedWake, WakeBook
-from dispatcher.inbox.model import Claim, Grant, Report, ReportAnswer, SweepAnswer, Verdict, verdicts_from_json
+from dispatcher.inbox.model import Claim, Grant, Report, ReportAnswer, SweepAnswer, Verdict, verdicts_for
 
 
 class Rpc(Protocol):
@@ -20,7 +21,7 @@ class Rpc(Protocol):
 
 
 class InboxStore:
-    """The wake functions as this instance calls them. Errors are those of `RestClient.rpc`.
+    """The wake functions as this instance calls them. Errors are those of `RestClient.rpc`, and MalformedAnswer.
 
     What a call claims is in the book before the call counts as answered: at no moment is a wake neither.
     """
@@ -34,7 +35,7 @@ class InboxStore:
         """One verdict per claim, in order; a repeat within this call hands back the same grants."""
         with self._request() as request:
             params = {"p_claims": [claim.as_json() for claim in claims], "p_request": request}
-            return self._booked(verdicts_from_json(self._call("claim_wakes", params)))
+            return self._booked(verdicts_for(claims, "claim_wakes", self._call("claim_wakes", params)))
 
     def report(self, reports: Sequence[Report], claim_limit: int) -> ReportAnswer:
         """Tells what happened to wakes and takes up to `claim_limit` agents off the waitlist."""
@@ -44,7 +45,7 @@ class InboxStore:
                 "p_claim_limit": claim_limit,
                 "p_request": request,
             }
-            answer = ReportAnswer.from_json(self._call("report_wakes", params))
+            answer = ReportAnswer.read(reports, "report_wakes", self._call("report_wakes", params))
             self._booked(answer.verdicts)
         return answer
 
@@ -52,7 +53,7 @@ class InboxStore:
         """One sweep of the gateway; claims up to `claim_limit` wakes."""
         with self._request() as request:
             params = {"p_claim_limit": claim_limit, "p_request": request}
-            answer = SweepAnswer.from_json(self._call("sweep_inbox", params))
+            answer = SweepAnswer.read(Answer.of("sweep_inbox", self._call("sweep_inbox", params)))
             self._booked(answer.verdicts)
         return answer
 

@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any, Final
+from typing import Final
 
 from dispatcher import events
+from dispatcher.answers import Answer
 from dispatcher.inbox.decisions import Decisions
 from dispatcher.inbox.hints import HintedItems, LocalAgents
 from dispatcher.inbox.model import Grant, SweepAnswer
@@ -47,7 +48,7 @@ class Sweeper:
         interval: float,
         degraded_interval: float,
         is_realtime_well: Callable[[], bool],
-        settle_open_wakes: Callable[[Sequence[Mapping[str, Any]]], None],
+        settle_open_wakes: Callable[[Sequence[Answer]], None],
         on_broadcast_available: Callable[[bool], None],
         health: Health,
         on_swept: Callable[[float, Mapping[str, int]], None] = lambda _seconds, _counts: None,
@@ -125,9 +126,9 @@ class Sweeper:
         for error in answer.errors:
             log.error(
                 events.SWEEP_STEP_FAILED,
-                msg=f"Sweep step {error['phase']} failed",
-                phase=error["phase"],
-                error=f"{error['error']} ({error['error_code']})",
+                msg=f"Sweep step {error.phase} failed",
+                phase=error.phase,
+                error=error.error,
             )
         for step, why in _SET_ASIDE.items():
             if number := answer.counts.get(step, 0):

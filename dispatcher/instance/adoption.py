@@ -50,13 +50,13 @@ def judge(wake: OpenWake, host: Host, instance_timeout: float, is_owner_alive: b
     these tells a second host from a second life, so there the deadline decides.
     """
     silent = wake.owner_silent_for is None or wake.owner_silent_for > instance_timeout or wake.owner_stopped
-    if is_owner_alive and not (silent and wake.deadline_in < 0):
+    if is_owner_alive and not (silent and wake.is_over):
         return "leave"
     if wake.host_id == host.host_id:
         return "look_here" if is_owner_alive is False or silent else "leave"
     if not silent:
         return "leave"
-    return "lost" if wake.deadline_in < 0 or _has_survived_nothing(wake, host) else "leave"
+    return "lost" if wake.is_over or _has_survived_nothing(wake, host) else "leave"
 
 
 def _has_survived_nothing(wake: OpenWake, host: Host) -> bool:
@@ -170,7 +170,7 @@ class Adopter:
             agent=wake.agent_slug,
             wake_id=str(wake.wake_id),
             pid=process.pid,
-            deadline_in_s=round(adoption.deadline_in, 1),
+            deadline_in_s=None if adoption.deadline_in is None else round(adoption.deadline_in, 1),
         )
 
     def _lose(self, wake: OpenWake) -> None:

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 from uuid import UUID
+
+from dispatcher.answers import Answer
+from dispatcher.runtime.metrics import BACKLOG_AGES, RUN_STATUSES
 
 
 @dataclass(frozen=True, slots=True)
@@ -18,6 +20,18 @@ class Registration:
     topic: str
     broadcast_available: bool
     open_wakes: tuple[OpenWake, ...]
+
+    @classmethod
+    def read(cls, answer: Answer) -> Registration:
+        """Raises MalformedAnswer."""
+        return cls(
+            instance_id=answer.uuid("instance_id"),
+            gateway_id=answer.uuid("gateway_id"),
+            gateway_slug=answer.text("gateway_slug"),
+            topic=answer.text("topic"),
+            broadcast_available=answer.flag("broadcast_available"),
+            open_wakes=tuple(OpenWake.read(row) for row in answer.parts("open_wakes")),
+        )
 
 
 @dataclass(frozen=True, slots=True)
@@ -34,25 +48,36 @@ class Heartbeat:
     orphaned: frozenset[UUID]
 
     @classmethod
-    def from_json(cls, answer: Mapping[str, Any]) -> Heartbeat:
-        fenced = tuple(UUID(wake) for wake in answer["fenced"])
-        unattended = tuple(OpenWake.from_json(row) for row in answer["unattended"])
-        orphaned = frozenset(UUID(wake) for wake in answer["orphaned"])
-        return cls(answer["renewed"], answer["broadcast_available"], fenced, unattended, orphaned)
+    def read(cls, answer: Answer) -> Heartbeat:
+        """Raises MalformedAnswer."""
+        return cls(
+            renewed=answer.count("renewed"),
+            broadcast_available=answer.flag("broadcast_available"),
+            fenced=answer.uuids("fenced"),
+            unattended=tuple(OpenWake.read(row) for row in answer.parts("unattended")),
+            orphaned=frozenset(answer.uuids("orphaned")),
+        )
 
 
 @dataclass(frozen=True, slots=True)
 class Adoption:
-    """Answer of `adopt_wake` when it was applied. `deadline_in` in seconds; negative when it is over."""
+    """Answer of `adopt_wake` when it was applied. `deadline_in` in seconds, negative when it is over; None: unknown."""
 
     claim_token: UUID
     agent_id: UUID
-    deadline_in: float
+    deadline_in: float | None
+
+    @classmethod
+    def read(cls, answer: Answer) -> Adoption | None:
+        """None when it was not applied. Raises MalformedAnswer."""
+        if not answer.flag("applied"):
+            return None
+        return cls(answer.uuid("claim_token"), answer.uuid("agent_id"), answer.seconds_or_none("deadline_in"))
 
 
 @dataclass(frozen=True, slots=True)
 class OpenWake:
-    """A live wake nobody here attends to. Times in seconds; pids are None where nobody saved them.
+    """A live wake nobody here attends to. Times in seconds, None where nobody knows; pids likewise.
 
     `claim_request` is the id of the call that claimed it.
     """
@@ -66,7 +91,7 @@ class OpenWake:
     hostname: str | None
     pid: int | None
     pid_started_at: float | None
-    deadline_in: float
+    deadline_in: float | None
     owner_stopped: bool
     owner_host_id: str | None
     owner_pid: int | None
@@ -74,22 +99,38 @@ class OpenWake:
     owner_silent_for: float | None
 
     @classmethod
-    def from_json(cls, row: Mapping[str, Any]) -> OpenWake:
-        """`row` as `public.open_wakes_of_others` builds it."""
+    def read(cls, row: Answer) -> OpenWake:
+        """`row` as `open_wake_facts` builds it. Raises MalformedAnswer."""
         return cls(
-            wake_id=UUID(row["wake_id"]),
-            claim_token=UUID(row["claim_token"]),
-            claim_request=UUID(row["claim_request"]) if row["claim_request"] else None,
-            agent_id=UUID(row["agent_id"]),
-            agent_slug=row["agent_slug"],
-            host_id=row["host_id"],
-            hostname=row["hostname"],
-            pid=row["pid"],
-            pid_started_at=row["pid_started_at"],
-            deadline_in=float(row["deadline_in"]),
-            owner_stopped=row["owner_state"] in ("stopped", "lost"),
-            owner_host_id=row["owner_host_id"],
-            owner_pid=row["owner_pid"],
-            owner_pid_started_at=row["owner_pid_started_at"],
-            owner_silent_for=row["owner_silent_for"],
+            wake_id=row.uuid("wake_id"),
+            claim_token=row.uuid("claim_token"),
+            claim_request=row.uuid_or_none("claim_request"),
+            agent_id=row.uuid("agent_id"),
+            agent_slug=row.text("agent_slug"),
+            host_id=row.text_or_none("host_id"),
+            hostname=row.text_or_none("hostname"),
+            pid=row.pid_or_none("pid"),
+            pid_started_at=row.seconds_or_none("pid_started_at"),
+            deadline_in=row.seconds_or_none("deadline_in"),
+            owner_stopped=row.text("owner_state") in ("stopped", "lost"),
+            owner_host_id=row.text_or_none("owner_host_id"),
+            owner_pid=row.pid_or_none("owner_pid"),
+            owner_pid_started_at=row.seconds_or_none("owner_pid_started_at"),
+            owner_silent_for=row.seconds_or_none("owner_silent_for"),
         )
+
+    @property
+    def is_over(self) -> bool:
+        """Whether its time is up for certain."""
+        return self.deadline_in is not None and self.deadline_in < 0
+
+
+def read_gauges(answer: Answer) -> dict[str, Any]:
+    """Answer of `dispatcher_gauges`, as the meter takes it: {"backlog", "runs", "held"}. Raises MalformedAnswer."""
+    backlog, runs = answer.part("backlog"), answer.part("runs")
+    oldest = {"oldest_seconds": backlog.seconds_or_none("oldest_seconds")}
+    return {
+        "backlog": {age: backlog.count(age) for age in BACKLOG_AGES} | oldest,
+        "runs": {status: runs.count(status) for status in RUN_STATUSES},
+        "held": answer.count("held"),
+    }

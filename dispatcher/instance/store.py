@@ -6,8 +6,9 @@ from collections.abc import Iterable, Mapping
 from typing import Any, Protocol
 from uuid import UUID
 
-from dispatcher.errors import UnknownGateway
-from dispatcher.instance.model import Adoption, Heartbeat, OpenWake, Registration
+from dispatcher.answers import Answer
+from dispatcher.errors import RegistrationRefused, UnknownGateway
+from dispatcher.instance.model import Adoption, Heartbeat, OpenWake, Registration, read_gauges
 
 
 class Rpc(Protocol):
@@ -19,7 +20,7 @@ class Rpc(Protocol):
 
 
 class InstanceStore:
-    """The instance functions. Errors are those of `RestClient.rpc`."""
+    """The instance functions. Errors are those of `RestClient.rpc`, and MalformedAnswer."""
 
     def __init__(self, rest: Rpc) -> None:
         self._rest = rest
@@ -27,8 +28,13 @@ class InstanceStore:
     def register(
         self, tenant_id: UUID, gateway: str, identity: Mapping[str, object], settings: Mapping[str, object]
     ) -> Registration:
-        """Registers this daemon; a repeat with the same identity is the same row. Raises UnknownGateway."""
-        answer = self._rest.rpc(
+        """Registers this daemon; a repeat with the same identity is the same row.
+
+        Raises:
+            UnknownGateway: no gateway has that slug or id.
+            RegistrationRefused: the database answers with a code that gives no row.
+        """
+        answer = self._ask(
             "register_dispatcher_instance",
             {
                 "p_tenant_id": str(tenant_id),
@@ -36,24 +42,15 @@ class InstanceStore:
                 "p_identity": identity,
                 "p_settings": settings,
             },
-            retry=True,
         )
-        if answer["code"] == "unknown_gateway":
-            raise UnknownGateway(unknown_gateway_text(gateway, tenant_id, answer["known"]))
-        return Registration(
-            instance_id=UUID(answer["instance_id"]),
-            gateway_id=UUID(answer["gateway_id"]),
-            gateway_slug=answer["gateway_slug"],
-            topic=answer["topic"],
-            broadcast_available=answer["broadcast_available"],
-            open_wakes=tuple(OpenWake.from_json(row) for row in answer["open_wakes"]),
-        )
+        _check_registered(answer, gateway, tenant_id)
+        return Registration.read(answer)
 
     def heartbeat(
         self, instance_id: UUID, live_wake_ids: Iterable[UUID], nonce: UUID, facts: Mapping[str, object]
     ) -> Heartbeat:
         """One heartbeat. Raises RestError with code OD001 when the row is gone: register again."""
-        answer = self._rest.rpc(
+        answer = self._ask(
             "heartbeat_dispatcher_instance",
             {
                 "p_instance_id": str(instance_id),
@@ -61,15 +58,14 @@ class InstanceStore:
                 "p_nonce": str(nonce),
                 "p_facts": facts,
             },
-            retry=True,
         )
-        return Heartbeat.from_json(answer)
+        return Heartbeat.read(answer)
 
     def adopt(
         self, instance_id: UUID, wake: OpenWake, host_id: str, pid: int, pid_started_at: float | None
     ) -> Adoption | None:
         """Takes a wake over; None when somebody else did, or it has ended."""
-        answer = self._rest.rpc(
+        answer = self._ask(
             "adopt_wake",
             {
                 "p_instance_id": str(instance_id),
@@ -79,20 +75,31 @@ class InstanceStore:
                 "p_pid": pid,
                 "p_pid_started_at": pid_started_at,
             },
-            retry=True,
         )
-        if not answer["applied"]:
-            return None
-        return Adoption(UUID(answer["claim_token"]), UUID(answer["agent_id"]), float(answer["deadline_in"]))
+        return Adoption.read(answer)
 
     def gauges(self, instance_id: UUID) -> Mapping[str, Any]:
         """What `/metrics` shows of the tables, as `public.dispatcher_gauges` answers."""
-        answer: Mapping[str, Any] = self._rest.rpc("dispatcher_gauges", {"p_instance_id": str(instance_id)}, retry=True)
-        return answer
+        return read_gauges(self._ask("dispatcher_gauges", {"p_instance_id": str(instance_id)}))
 
     def stop(self, instance_id: UUID, timeout: float) -> None:
         """This daemon ended in good order. Takes `timeout` seconds at most."""
         self._rest.rpc("stop_dispatcher_instance", {"p_instance_id": str(instance_id)}, retry=True, timeout=timeout)
+
+    def _ask(self, function: str, params: dict[str, Any]) -> Answer:
+        return Answer.of(function, self._rest.rpc(function, params, retry=True))
+
+
+def _check_registered(answer: Answer, gateway: str, tenant_id: UUID) -> None:
+    code = answer.text("code")
+    if code == "unknown_gateway":
+        known = (str(slug) for slug in answer.list("known"))
+        raise UnknownGateway(unknown_gateway_text(gateway, tenant_id, known))
+    if code != "ok" or answer.value("instance_id") is None:
+        raise RegistrationRefused(
+            f"The database did not register this daemon (code {code[:100]!a}): another one has taken its id, or the "
+            "functions are of another version. Run `dispatcher migrate`, then start again."
+        )
 
 
 def unknown_gateway_text(gateway: str, tenant_id: UUID, known: Iterable[str]) -> str:

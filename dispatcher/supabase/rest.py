@@ -21,7 +21,7 @@ import tenacity
 from postgrest import SyncPostgrestClient
 
 from dispatcher import events
-from dispatcher.errors import BadKey, DispatcherError, RestError, ServiceUnavailable
+from dispatcher.errors import BadKey, DispatcherError, MalformedAnswer, RestError, ServiceUnavailable
 from dispatcher.logs import get_logger
 from dispatcher.supabase import rest_errors, rest_payload
 from dispatcher.supabase.rest_errors import Failure, Repeat
@@ -146,12 +146,12 @@ class RestClient:
             timeout: seconds for the call as a whole; also lets one attempt take that long.
 
         Raises:
-            RestError: an answer that is not a result.
+            RestError: an answer that is not a result; MalformedAnswer when it is no JSON.
             ServiceUnavailable: no answer.
             BadKey: the key is refused.
         """
         url, content = f"{self.url}/rpc/{function}", rest_payload.encode(params)
-        return self._call(function, lambda: _json(self._http.post(url, content=content)), retry, timeout)
+        return self._call(function, lambda: _json(function, self._http.post(url, content=content)), retry, timeout)
 
     def select(self, table: str, query: Mapping[str, str], *, timeout: float | None = None) -> list[Row]:
         """The rows of one page (the server stops at its cap, 1,000 by default: see `select_all`).
@@ -358,14 +358,14 @@ def _refuse_what_is_no_result(response: httpx.Response) -> None:
         raise _AttemptFailed(failure)
 
 
-def _json(response: httpx.Response) -> Any:
+def _json(what: str, response: httpx.Response) -> Any:
     if response.status_code == httpx.codes.NO_CONTENT:
         return None
     try:
         return json.loads(response.content)
-    except ValueError as error:
-        text = f"the answer says JSON and is not: {len(response.content)} bytes"
-        failure = Failure(RestError(text, status=response.status_code, retryable=True), Repeat.IF_IDEMPOTENT)
+    except (ValueError, RecursionError) as error:
+        text = f"{what}: malformed answer: it says JSON and is not: {len(response.content)} bytes"
+        failure = Failure(MalformedAnswer(text, status=response.status_code, retryable=True), Repeat.IF_IDEMPOTENT)
         raise _AttemptFailed(failure) from error
 
 

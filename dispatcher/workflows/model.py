@@ -4,8 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any, Final
+from typing import Final
 from uuid import UUID
+
+from dispatcher.answers import Answer
 
 # As the tables check it, either way from 0.
 MAX_PRIORITY: Final = 1_000_000
@@ -59,30 +61,36 @@ class TickAnswer:
         return any(self.counts.values()) or bool(self.stopped)
 
     @classmethod
-    def from_json(cls, answer: Mapping[str, Any]) -> TickAnswer:
-        enforcement = answer.get("budget_enforcement", {})
+    def read(cls, answer: Answer) -> TickAnswer:
+        """Raises MalformedAnswer."""
+        stops = stop_orders(answer)
+        if answer.flag("busy"):
+            return cls(True, dict.fromkeys(COUNTS, 0), 0, 0, 0, (), None, False, False, None, stops)
+        enforcement = answer.part("budget_enforcement")
         return cls(
-            busy=answer["busy"],
-            counts={name: int(answer.get(name, 0)) for name in COUNTS},
-            held=enforcement.get("held", 0),
-            stopped=enforcement.get("stopped", 0),
-            warned=enforcement.get("warned", 0),
-            errors=tuple(_row_error(error) for error in answer.get("errors", ())),
-            budget_error=answer.get("budget_error"),
-            budgets_open=answer.get("budgets_open", False),
-            again=answer.get("again", False),
-            next_in=None if answer.get("next_in") is None else float(answer["next_in"]),
-            stops=stop_orders(answer),
+            busy=False,
+            counts={name: answer.count(name) for name in COUNTS},
+            held=enforcement.count("held"),
+            stopped=enforcement.count("stopped"),
+            warned=enforcement.count("warned"),
+            errors=tuple(_row_error(row) for row in answer.parts("errors")),
+            budget_error=answer.text_or_none("budget_error"),
+            budgets_open=answer.flag("budgets_open"),
+            again=answer.flag("again"),
+            next_in=answer.seconds_or_none("next_in"),
+            stops=stops,
         )
 
 
-def _row_error(row: Mapping[str, Any]) -> RowError:
-    return RowError(row["phase"], row.get("run_id"), f"{row['error']} ({row['error_code']})")
+def _row_error(row: Answer) -> RowError:
+    error = f"{row.text_or_none('error')} ({row.text_or_none('error_code')})"
+    return RowError(row.text("phase"), row.text_or_none("run_id"), error)
 
 
-def stop_orders(answer: Mapping[str, Any]) -> tuple[StopOrder, ...]:
-    """The `stop_wakes` of an answer."""
-    return tuple(StopOrder(UUID(order["wake_id"]), order["cause"]) for order in answer["stop_wakes"])
+def stop_orders(answer: Answer) -> tuple[StopOrder, ...]:
+    """The `stop_wakes` of an answer. Raises MalformedAnswer."""
+    orders = answer.parts("stop_wakes")
+    return tuple(StopOrder(order.uuid("wake_id"), order.text_or_none("cause") or "") for order in orders)
 
 
 @dataclass(frozen=True, slots=True)
@@ -99,17 +107,32 @@ class Notification:
     tries: int
 
     @classmethod
-    def from_json(cls, row: Mapping[str, Any]) -> Notification:
+    def read(cls, row: Answer) -> Notification:
+        """Raises MalformedAnswer."""
         return cls(
-            id=UUID(row["id"]),
-            claim_token=UUID(row["claim_token"]),
-            run_id=UUID(row["run_id"]),
-            workflow_type=row["workflow_type"],
-            agent_id=row["agent_id"],
-            workspace_slug=row["workspace_slug"],
-            attempt=row["attempt"],
-            tries=row["tries"],
+            id=row.uuid("id"),
+            claim_token=row.uuid("claim_token"),
+            run_id=row.uuid("run_id"),
+            workflow_type=row.text("workflow_type"),
+            agent_id=row.text("agent_id"),
+            workspace_slug=row.text_or_none("workspace_slug"),
+            attempt=row.count("attempt"),
+            tries=row.count("tries"),
         )
+
+
+@dataclass(frozen=True, slots=True)
+class Outbox:
+    """Answer of `claim_workflow_notifications`. `next_in`: seconds until another is due, None when none is."""
+
+    due: tuple[Notification, ...]
+    next_in: float | None
+
+    @classmethod
+    def read(cls, answer: Answer) -> Outbox:
+        """Raises MalformedAnswer."""
+        due = tuple(Notification.read(row) for row in answer.parts("notifications"))
+        return cls(due, answer.seconds_or_none("next_in"))
 
 
 @dataclass(frozen=True, slots=True)
@@ -130,7 +153,10 @@ class Delivery:
 
 @dataclass(frozen=True, slots=True)
 class Suspect:
-    """A running run of one of our agents that has been silent (seconds) for longer than a heartbeat takes."""
+    """A running run of one of our agents that has been silent (seconds) for longer than a heartbeat takes.
+
+    `silent_for` is None where nobody knows for how long.
+    """
 
     run_id: UUID
     claim_token: UUID
@@ -139,19 +165,20 @@ class Suspect:
     workspace_slug: str | None
     session_id: str | None
     attempt: int
-    silent_for: float
+    silent_for: float | None
 
     @classmethod
-    def from_json(cls, row: Mapping[str, Any]) -> Suspect:
+    def read(cls, row: Answer) -> Suspect:
+        """Raises MalformedAnswer."""
         return cls(
-            run_id=UUID(row["run_id"]),
-            claim_token=UUID(row["claim_token"]),
-            workflow_type=row["workflow_type"],
-            agent_id=row["agent_id"],
-            workspace_slug=row["workspace_slug"],
-            session_id=row["session_id"],
-            attempt=row["attempt"],
-            silent_for=float(row["silent_for"]),
+            run_id=row.uuid("run_id"),
+            claim_token=row.uuid("claim_token"),
+            workflow_type=row.text("workflow_type"),
+            agent_id=row.text("agent_id"),
+            workspace_slug=row.text_or_none("workspace_slug"),
+            session_id=row.text_or_none("session_id"),
+            attempt=row.count("attempt"),
+            silent_for=row.seconds_or_none("silent_for"),
         )
 
 
@@ -164,6 +191,29 @@ class Watch:
     orphan_after: float
 
     @classmethod
-    def from_json(cls, answer: Mapping[str, Any]) -> Watch:
-        suspects = tuple(Suspect.from_json(row) for row in answer["suspects"])
-        return cls(suspects, stop_orders(answer), float(answer["orphan_after"]))
+    def read(cls, answer: Answer) -> Watch:
+        """Raises MalformedAnswer."""
+        suspects = tuple(Suspect.read(row) for row in answer.parts("suspects"))
+        orphan_after = answer.seconds_or_none("orphan_after")
+        if orphan_after is None:
+            raise answer.fault("orphan_after", "is no time")
+        return cls(suspects, stop_orders(answer), orphan_after)
+
+
+@dataclass(frozen=True, slots=True)
+class Respawn:
+    """Answer of `respawn_workflow_run`. `refusal` is the reason when no process is granted.
+
+    `grant` is for the inbox slice to read, which starts wakes; `session_id` the session the new process is to use.
+    """
+
+    refusal: str | None
+    grant: Answer
+    session_id: str
+
+    @classmethod
+    def read(cls, answer: Answer) -> Respawn:
+        """Raises MalformedAnswer."""
+        if not answer.flag("granted"):
+            return cls(answer.text("skip_reason"), answer, "")
+        return cls(None, answer, answer.part("run").text("session_id"))

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from datetime import datetime
 from typing import Any, Final
 
@@ -13,7 +13,7 @@ from dispatcher.clock import SYSTEM_CLOCK
 from dispatcher.errors import DispatcherError
 from dispatcher.logs import get_logger
 from dispatcher.workflows.message import respawn_message
-from dispatcher.workflows.model import Suspect
+from dispatcher.workflows.model import Respawn, Suspect
 from dispatcher.workflows.service import ProcessStopper
 from dispatcher.workflows.sessions import SessionRow, is_live_task, judge, lists_sessions, read_sessions, rows_of
 from dispatcher.workflows.store import WorkflowStore
@@ -25,9 +25,9 @@ LONGEST_INTERVAL: Final = 30.0
 LOOKS_BEFORE_RELEASE: Final = 5
 # Questions about one suspect's tasks; each takes a second or two.
 MAX_TASKS_ASKED: Final = 3
-Claim = Callable[[Suspect], Mapping[str, Any]]
+Claim = Callable[[Suspect], Respawn]
 """Asks for the new process of an orphan; what is granted is booked as a wake of this daemon before it returns."""
-Launch = Callable[[Mapping[str, Any], str], None]
+Launch = Callable[[Respawn, str], None]
 """Starts the process of a granted wake with this message."""
 
 
@@ -119,14 +119,14 @@ class Monitor:
         return result.exit_code is None or (not result.failure and is_live_task(document))
 
     def _respawn(self, suspect: Suspect) -> None:
-        answer = self._claim(suspect)
-        facts = {"agent": suspect.agent_id, "run_id": str(suspect.run_id), "silent_for_s": round(suspect.silent_for, 1)}
-        if not answer["granted"]:
-            reason = answer["skip_reason"]
+        respawn = self._claim(suspect)
+        silent_for = None if suspect.silent_for is None else round(suspect.silent_for, 1)
+        facts = {"agent": suspect.agent_id, "run_id": str(suspect.run_id), "silent_for_s": silent_for}
+        if reason := respawn.refusal:
             text = f"Run {suspect.run_id} is an orphan, but {suspect.agent_id} may not be woken for it ({reason})"
             log.info(events.WORKFLOW_ORPHAN_WAITS, msg=text, reason=reason, **facts)
             return
         text = f"Run {suspect.run_id} lost its session; {suspect.agent_id} gets a new process for it"
-        log.warning(events.WORKFLOW_RESPAWNED, msg=text, wake_id=answer["wake_id"], attempt=suspect.attempt, **facts)
-        session = str(answer["run"]["session_id"])
-        self._launch(answer, respawn_message(suspect.run_id, suspect.workflow_type, session))
+        wake_id = str(respawn.grant.uuid("wake_id"))
+        log.warning(events.WORKFLOW_RESPAWNED, msg=text, wake_id=wake_id, attempt=suspect.attempt, **facts)
+        self._launch(respawn, respawn_message(suspect.run_id, suspect.workflow_type, respawn.session_id))

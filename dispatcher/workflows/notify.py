@@ -46,11 +46,11 @@ class Notifier:
         """Delivers until nothing is due. Raises what the store's calls raise."""
         self._next_in = SHORTEST_WAIT * 10
         while not self._is_stopping():
-            due, next_in = self._store.claim_notifications(AT_ONCE, LEASE_SECONDS, self._known_agents())
-            self._next_in = next_in
-            if not due:
+            outbox = self._store.claim_notifications(AT_ONCE, LEASE_SECONDS, self._known_agents())
+            self._next_in = outbox.next_in
+            if not outbox.due:
                 return
-            self._deliver_all(due)
+            self._deliver_all(outbox.due)
 
     def next_interval(self) -> float:
         """Seconds to the next look."""

@@ -6,7 +6,8 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any, Final, Protocol
 from uuid import UUID
 
-from dispatcher.workflows.model import Delivery, Notification, Suspect, TickAnswer, Watch
+from dispatcher.answers import Answer
+from dispatcher.workflows.model import Delivery, Outbox, Respawn, Suspect, TickAnswer, Watch
 
 # A tick over a long queue with many budgets may take longer than an ordinary call.
 TICK_SECONDS: Final = 20.0
@@ -21,7 +22,7 @@ class Rpc(Protocol):
 
 
 class WorkflowStore:
-    """The workflow functions. Errors are those of `RestClient.rpc`."""
+    """The workflow functions. Errors are those of `RestClient.rpc`, and MalformedAnswer."""
 
     def __init__(self, rest: Rpc, instance_id: Callable[[], UUID], settings: Mapping[str, object]) -> None:
         self._rest = rest
@@ -31,28 +32,25 @@ class WorkflowStore:
     def tick(self) -> TickAnswer:
         """One tick for the tenant; a repeat finds what is left to do."""
         params = {"p_settings": self._settings}
-        return TickAnswer.from_json(self._call("dispatch_workflows", params, retry=True, timeout=TICK_SECONDS))
+        return TickAnswer.read(self._call("dispatch_workflows", params, retry=True, timeout=TICK_SECONDS))
 
-    def claim_notifications(
-        self, limit: int, lease_seconds: int, known_agents: Iterable[str]
-    ) -> tuple[list[Notification], float | None]:
-        """Up to `limit` notifications that are due, and in how many seconds the next one is (None: none)."""
+    def claim_notifications(self, limit: int, lease_seconds: int, known_agents: Iterable[str]) -> Outbox:
+        """Up to `limit` notifications that are due."""
         params = {"p_limit": limit, "p_lease_seconds": lease_seconds, "p_known_agents": list(known_agents)}
         # A claim whose answer is lost is free again after its lease.
-        answer = self._call("claim_workflow_notifications", params, retry=False)
-        return [Notification.from_json(row) for row in answer["notifications"]], answer["next_in"]
+        return Outbox.read(self._call("claim_workflow_notifications", params, retry=False))
 
     def finish_notifications(self, deliveries: Sequence[Delivery]) -> None:
         """Tells what became of claimed notifications."""
         params = {"p_results": [delivery.as_json() for delivery in deliveries]}
-        self._call("finish_workflow_notifications", params, retry=True)
+        self._call("finish_workflow_notifications", params, retry=True).require("finished")
 
     def watch(self) -> Watch:
         """What the monitor has to look at."""
-        return Watch.from_json(self._call("monitor_workflows", {"p_settings": self._settings}, retry=True))
+        return Watch.read(self._call("monitor_workflows", {"p_settings": self._settings}, retry=True))
 
-    def respawn(self, suspect: Suspect, request: UUID) -> Mapping[str, Any]:
-        """The grant of a new process for an orphan (`granted`, and all a spawn needs), or `skip_reason`.
+    def respawn(self, suspect: Suspect, request: UUID) -> Respawn:
+        """The grant of a new process for an orphan, or why there is none.
 
         The same `request` gets the same grant.
         """
@@ -62,9 +60,8 @@ class WorkflowStore:
             "p_settings": self._settings,
             "p_request": str(request),
         }
-        answer: Mapping[str, Any] = self._call("respawn_workflow_run", params, retry=True)
-        return answer
+        return Respawn.read(self._call("respawn_workflow_run", params, retry=True))
 
-    def _call(self, function: str, params: dict[str, Any], *, retry: bool, timeout: float | None = None) -> Any:
+    def _call(self, function: str, params: dict[str, Any], *, retry: bool, timeout: float | None = None) -> Answer:
         arguments = {"p_instance_id": str(self._instance_id()), **params}
-        return self._rest.rpc(function, arguments, retry=retry, timeout=timeout)
+        return Answer.of(function, self._rest.rpc(function, arguments, retry=retry, timeout=timeout))

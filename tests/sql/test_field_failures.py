@@ -7,6 +7,7 @@ from typing import Any
 
 import pytest
 
+from dispatcher.answers import Answer
 from dispatcher.inbox.decisions import Decisions
 from dispatcher.inbox.model import ReportResult
 from dispatcher.runtime.wakeup import DueTimes
@@ -88,7 +89,7 @@ def test_ff63_agents_that_fail_together_back_off_and_do_not_return_together(
             daemon.started(grant)
             busy = daemon.claim(agent)
             assert busy["skip_reason"] == "wake_in_flight"
-            result = ReportResult.from_json(daemon.ended(grant, exit_code=1) | {"report": "ended"})
+            result = ReportResult.read(Answer.of("end_wake", daemon.ended(grant, exit_code=1) | {"report": "ended"}))
             decisions.after_end(result)
             waits[agent].append(result.retry_in)
         database.execute("update agent_wake_state set last_ended_at = last_ended_at - interval '1000 seconds'")

@@ -16,14 +16,16 @@ from hypothesis import strategies as st
 from dispatcher import events
 from dispatcher.agents.openclaw_calls import CallResult, OpenclawCommand
 from dispatcher.agents.registry import possible_ids
+from dispatcher.answers import Answer
 from dispatcher.errors import DispatcherError, InvalidAgentId, ServiceUnavailable, SpawnError
 from dispatcher.inbox.message import wake_message
 from dispatcher.inbox.model import Grant
 from dispatcher.local.stub import StubAgent
 from dispatcher.runtime.health import Health
 from dispatcher.supabase.realtime_paths import Hint, read_broadcast, read_change
+from dispatcher.workflows import model
 from dispatcher.workflows.message import notification_text, respawn_message
-from dispatcher.workflows.model import Notification, StopOrder, Suspect, TickAnswer, Watch
+from dispatcher.workflows.model import Respawn, StopOrder, Suspect, TickAnswer, Watch
 from dispatcher.workflows.monitor import Monitor, monitor_interval
 from dispatcher.workflows.notify import Notifier, session_agent
 from dispatcher.workflows.service import ProcessStopper, Ticker
@@ -61,7 +63,7 @@ def test_a_wake_for_a_run_is_told_of_the_run() -> None:
     row = dict.fromkeys(("workspace_slug", "event_type", "summary", "item_created_at", "blockers_error"))
     row |= {"model_override": None, "thinking_override": None, "blockers": [], "item_ids": [], "chain_depth": 0}
     row |= {"wake_id": str(RUN), "claim_token": str(RUN), "agent_id": str(RUN), "agent_slug": "ada", "path": "workflow"}
-    grant = Grant.from_json(row)
+    grant = Grant.read(Answer.of("claim_wakes", row))
     assert (
         wake_message(Grant(**{name: getattr(grant, name) for name in Grant.__slots__} | {"message": "hello"}))
         == "hello"
@@ -176,6 +178,7 @@ def test_a_task(document: object, live: bool) -> None:
 
 def answer(**more: Any) -> dict[str, Any]:
     plain = {"busy": False, "errors": [], "stop_wakes": [], "again": False, "next_in": None, "budget_error": None}
+    plain |= {"budgets_open": False, "budget_enforcement": {"held": 0, "stopped": 0, "warned": 0}}
     return plain | {"dispatched": 0, "retried": 0, "released": 0, "failed": 0, "timed_out": 0} | more
 
 
@@ -191,7 +194,7 @@ class Script:
         said = self.answers.pop(0) if len(self.answers) > 1 else self.answers[0]
         if isinstance(said, Exception):
             raise said
-        return TickAnswer.from_json(said)
+        return TickAnswer.read(Answer.of("dispatch_workflows", said))
 
 
 class Log:
@@ -356,7 +359,7 @@ class Outbox:
         assert limit == 4
         assert lease_seconds > 30
         rows = self.batches.pop(0) if self.batches else []
-        return [Notification.from_json(row) for row in rows], self.next_in
+        return model.Outbox.read(Answer.of("claim", {"notifications": rows, "next_in": self.next_in}))
 
     def finish_notifications(self, deliveries: Any) -> None:
         self.finished += [delivery.as_json() for delivery in deliveries]
@@ -454,8 +457,9 @@ def monitor(
     )
 
 
-def granted(_suspect: Suspect) -> dict[str, Any]:
-    return {"granted": True, "wake_id": "w", "run": {"session_id": "respawn-w"}}
+def granted(_suspect: Suspect) -> Respawn:
+    fields = {"granted": True, "wake_id": str(uuid.uuid4()), "run": {"session_id": "respawn-w"}}
+    return Respawn.read(Answer.of("respawn_workflow_run", fields))
 
 
 def test_an_orphan_is_respawned_after_both_questions(log: Log) -> None:
@@ -531,9 +535,8 @@ def test_a_living_session_or_task_is_left_alone(log: Log) -> None:
 
 
 def test_a_refusal_and_a_failure_concern_one_suspect(log: Log) -> None:
-    answers: Iterator[Any] = iter(
-        [DispatcherError("away"), {"granted": False, "skip_reason": "agent_paused"}, granted(suspect())]
-    )
+    refused = Respawn.read(Answer.of("respawn", {"granted": False, "skip_reason": "agent_paused"}))
+    answers: Iterator[Any] = iter([DispatcherError("away"), refused, granted(suspect())])
     launched: list[str] = []
 
     def claim(_suspect: Suspect) -> Any:

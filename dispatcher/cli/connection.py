@@ -7,6 +7,7 @@ from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from typing import Any
 
+from dispatcher.cli.answers import checked, checked_rows
 from dispatcher.config import Settings, load_settings
 from dispatcher.errors import DispatcherError, MigrationsMissing, RestError, UnknownGateway
 from dispatcher.instance.store import unknown_gateway_text
@@ -27,7 +28,7 @@ class Operator:
     def call(self, function: str, **arguments: object) -> Mapping[str, Any]:
         """The function's answer for this tenant and gateway.
 
-        Raises UnknownGateway, MigrationsMissing, and what `RestClient.rpc` raises.
+        Raises UnknownGateway, MigrationsMissing, MalformedAnswer, and what `RestClient.rpc` raises.
         """
         answer = self.call_for_tenant(function, p_gateway=self.settings.gateway_id, **arguments)
         if answer.get("code") == "unknown_gateway":
@@ -40,7 +41,7 @@ class Operator:
         """As `call`, for what belongs to the tenant as a whole."""
         scope = {"p_tenant_id": str(self.settings.tenant_id)}
         try:
-            answer: Mapping[str, Any] = self._rest.rpc(function, {**scope, **arguments}, retry=False)
+            answer: object = self._rest.rpc(function, {**scope, **arguments}, retry=False)
         except RestError as error:
             if error.code == MISSING_FUNCTION:
                 raise migrations_missing(function) from error
@@ -49,11 +50,11 @@ class Operator:
                     f"{error}: make what is gone with `dispatcher migrate --again --db-url …`, then try again."
                 ) from error
             raise
-        return answer
+        return checked(function, answer)
 
     def rows(self, table: str, query: Mapping[str, str]) -> list[dict[str, Any]]:
-        """Rows of a table; see `RestClient.select`."""
-        return self._rest.select(table, query)
+        """Rows of a table, each with the columns of `query["select"]`; see `RestClient.select`."""
+        return checked_rows(table, self._rest.select(table, query), query.get("select", "*"))
 
 
 def migrations_missing(function: str) -> MigrationsMissing:

@@ -8,7 +8,7 @@ import inspect
 import json
 import math
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Collection, Iterator
 from pathlib import Path
 from typing import Any
 from uuid import UUID, uuid4
@@ -100,13 +100,13 @@ def store_calls(rest: Rest) -> Iterator[Callable[[], Any]]:
                 yield lambda method=method, wanted=wanted: method(*wanted)
 
 
-def named_functions(package: str) -> set[str]:
-    """The SQL functions the code under `package` calls by name."""
+def named_functions(package: str, methods: Collection[str] = ("rpc", "_call", "_ask")) -> set[str]:
+    """The SQL functions the code under `package` calls by name, through one of `methods`."""
     found = set()
     for file in (Path(dispatcher.__file__).parent / package).rglob("*.py"):
         for node in ast.walk(ast.parse(file.read_text())):
             is_call = isinstance(node, ast.Call) and isinstance(node.func, ast.Attribute)
-            if is_call and node.func.attr in {"rpc", "_call", "_ask"} and node.args:
+            if is_call and node.func.attr in methods and node.args:
                 first = node.args[0]
                 if isinstance(first, ast.Constant) and isinstance(first.value, str):
                     found.add(first.value)

@@ -33,6 +33,7 @@ ENV PATH=/opt/dispatcher/bin:$PATH \
 USER dispatcher
 WORKDIR /home/dispatcher
 STOPSIGNAL SIGTERM
+# Whether the process lives and its loops turn: an outage of Supabase is no reason to restart it.
 HEALTHCHECK --interval=30s --timeout=10s --start-period=60s --retries=3 CMD ["dispatcher", "health"]
 # tini reaps what woken agents leave behind, and hands signals on.
 ENTRYPOINT ["tini", "--", "dispatcher"]

@@ -39,12 +39,13 @@ from dispatcher.inbox.store import InboxStore
 from dispatcher.inbox.sweep import Sweeper
 from dispatcher.inbox.worker import WakeWorker
 from dispatcher.instance.adoption import Adopter, Host
+from dispatcher.instance.heartbeat_file import HeartbeatFile, own_file
 from dispatcher.instance.model import Adoption, OpenWake, Registration
-from dispatcher.instance.service import Heart, HeartbeatFile
+from dispatcher.instance.service import Heart, Pulse
 from dispatcher.instance.store import InstanceStore
 from dispatcher.logs import get_logger
 from dispatcher.runtime.group import ServiceGroup
-from dispatcher.runtime.health import Health
+from dispatcher.runtime.health import STANDSTILL_SECONDS, Health
 from dispatcher.runtime.metrics import Meter
 from dispatcher.runtime.service import PeriodicService, Service
 from dispatcher.runtime.signals import SignalCollector
@@ -71,6 +72,7 @@ SHORTEST_GOODBYE: Final = 0.2
 LONGEST_GOODBYE: Final = 3.0
 # The Realtime loop turns about once a second; see RealtimeService.on_alive.
 REALTIME_TURN_SECONDS: Final = 5.0
+LONGEST_PULSE_SECONDS: Final = 10.0
 GAUGE_SECONDS: Final = 30.0
 # By so much the deadline in the database lies behind the time-out of the process, as `claim_one_wake` writes it.
 DEADLINE_MARGIN: Final = 15.0
@@ -86,7 +88,9 @@ class Daemon:
         warn_of_affected_version(self._executable)
         self._instance_id = uuid4()
         self._host = Host(proctable.host_id(), socket.gethostname())
-        self._health = Health()
+        self._health = Health(standstill=max(STANDSTILL_SECONDS, 3 * settings.rest_timeout))
+        self._health.await_first("sweep", "the first sweep is not done")
+        self._health.await_first("realtime", "Realtime is not subscribed yet")
         self._ending = threading.Event()
         self._group: ServiceGroup | None = None
         self._registered: queue.SimpleQueue[Registration | BaseException | None] = queue.SimpleQueue()
@@ -225,7 +229,14 @@ class Daemon:
         # Stopped in reverse: first whoever finds work, then the wakes, then whoever reports and keeps leases alive.
         finders = [*workers, *self._build_workflows(), self._sweep, self._realtime]
         return ServiceGroup(
-            [*self._build_metrics(), self._reporter, self._build_heart(), self._supervision, *finders],
+            [
+                self._build_pulse(),
+                *self._build_metrics(),
+                self._reporter,
+                self._build_heart(),
+                self._supervision,
+                *finders,
+            ],
             stopped_first=finders,
         )
 
@@ -284,7 +295,7 @@ class Daemon:
             settle_open_wakes=self._settle_open_wakes,
             on_broadcast_available=self._on_broadcast_available,
             health=self._health,
-            on_swept=_counted(self._meter.swept),
+            on_swept=self._on_swept,
         )
 
     def _build_adopter(self) -> Adopter:
@@ -301,9 +312,15 @@ class Daemon:
             pause=time.sleep,
         )
 
+    def _build_pulse(self) -> PeriodicService:
+        settings = self._settings
+        path = own_file(settings.heartbeat_file, settings.gateway_id)
+        self._file = HeartbeatFile(path, settings.gateway_id, str(self._instance_id))
+        seconds = min(settings.heartbeat_interval, LONGEST_PULSE_SECONDS)
+        return PeriodicService("pulse", Pulse(self._file, self._health, self._facts, seconds).beat, seconds)
+
     def _build_heart(self) -> PeriodicService:
         settings = self._settings
-        self._file = HeartbeatFile(settings.heartbeat_file)
         heart = Heart(
             self._instances,
             self._instance_id,
@@ -315,7 +332,6 @@ class Daemon:
             on_unattended=self._settle_unattended,
             on_orphaned=self._sweep.wake_early,
             register_again=self._register,
-            file=self._file,
         )
         health = self._health.loop("leases", settings.heartbeat_interval)
         return PeriodicService("heartbeat", lambda: self._beat(heart), settings.heartbeat_interval, health=health)
@@ -344,6 +360,8 @@ class Daemon:
         self._workflows.wake_early()
 
     def _on_state(self, state: RealtimeState) -> None:
+        if state.status != "connecting":
+            self._health.has_come("realtime")
         if state.status == "ready":
             self._health.clear_cause("realtime")
         else:
@@ -361,6 +379,10 @@ class Daemon:
         if was_well and not self._was_realtime_well:
             self._sweep.wake_early()
         heart.beat()
+
+    def _on_swept(self, seconds: float, counts: Mapping[str, int]) -> None:
+        self._health.has_come("sweep")
+        _counted(self._meter.swept)(seconds, counts)
 
     def _on_broadcast_available(self, available: bool) -> None:
         self._realtime.broadcast_available = available
@@ -418,7 +440,7 @@ class Daemon:
     def _facts(self) -> dict[str, Any]:
         """What the heartbeat says of this daemon."""
         return {
-            "health": self._health.observe(),
+            "health": self._health.snapshot(),
             "realtime": _as_json(self._realtime.state),
             "live_wakes": len(self._supervisor),
             "heartbeat_interval_s": self._settings.heartbeat_interval,

@@ -262,15 +262,15 @@ class Settings(BaseSettings):
         secret=True,
         meaning="proxy for Realtime; the environment's proxies are never used for it",
     )
-    heartbeat_file: AbsolutePath = _setting(
-        Path("/tmp/heartbeat.json"),  # noqa: S108 - the published default, which container health checks read
+    heartbeat_file: AbsolutePath | None = _setting(
+        None,
         allowed="a path",
-        meaning="file the health check reads",
+        meaning="file the health check reads; unset: `/tmp/openclaw-dispatcher-UID/GATEWAY.PID.json`, private",
     )
     metrics_port: Whole | None = _setting(
         None,
         allowed="1 to 65535",
-        meaning="port of /metrics, /healthz, /readyz; unset: none",
+        meaning="port of /metrics, /livez, /healthz, /readyz; unset: none",
         ge=1,
         le=65_535,
     )

@@ -102,7 +102,7 @@ def errors_page() -> str:
 
 
 def metrics_page() -> str:
-    """What /metrics shows, and the two pages beside it."""
+    """What /metrics shows, and the pages beside it."""
     rows = (
         (f"`{one.name}{'_total' * (one.kind == 'counter')}`", one.kind, ", ".join(one.labels), one.meaning)
         for one in metrics.FAMILIES
@@ -110,13 +110,20 @@ def metrics_page() -> str:
     return _page(
         "Metrics",
         "dispatcher/runtime/metrics.py",
-        "With `METRICS_PORT` set the daemon serves three pages on `METRICS_HOST` (loopback unless told otherwise; they "
+        "With `METRICS_PORT` set the daemon serves four pages on `METRICS_HOST` (loopback unless told otherwise; they "
         "ask nobody who is asking). Without it nothing listens and nothing is counted.",
         _table(
             ("Page", "Answers"),
             (
                 ("`/metrics`", "Prometheus text, or OpenMetrics where asked for."),
-                ("`/healthz`", "200 while health is ok or degraded, 503 when it is failing, with the loops as JSON."),
+                (
+                    "`/livez`",
+                    "The process, for a liveness probe: 200 while its loops turn; 503 names those that stand still.",
+                ),
+                (
+                    "`/healthz`",
+                    "The work, for alerts: 503 when it is failing, as in an outage, else 200; with the loops as JSON.",
+                ),
                 (
                     "`/readyz`",
                     "200 once the first sweep is done and while health is not failing, 503 before, and while stopping.",

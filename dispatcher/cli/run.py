@@ -5,12 +5,17 @@ from __future__ import annotations
 import gc
 import os
 import threading
+from pathlib import Path
+from typing import TYPE_CHECKING
 
 import typer
 
 from dispatcher.config import Settings, load_settings
 from dispatcher.errors import ConfigurationPending
 from dispatcher.runtime.signals import SignalCollector
+
+if TYPE_CHECKING:
+    from dispatcher.instance.heartbeat_file import HeartbeatFile
 
 ASK_AGAIN_SECONDS = 5.0
 
@@ -55,22 +60,50 @@ def _await_settings(told_to_stop: threading.Event) -> Settings | None:
 
     None when it was told to stop meanwhile.
     """
-    told = False
-    while True:
-        try:
-            return load_settings()
-        except ConfigurationPending as pending:
-            if not told:
-                _tell_waiting(pending)
-            told = True
-            if told_to_stop.wait(ASK_AGAIN_SECONDS):
-                return None
+    waiting = Waiting()
+    try:
+        while True:
+            try:
+                return load_settings()
+            except ConfigurationPending as pending:
+                waiting.tell(pending)
+                if told_to_stop.wait(ASK_AGAIN_SECONDS):
+                    return None
+    finally:
+        waiting.end()
 
 
 def _configure_logging_without_settings() -> None:
     from dispatcher.logs import configure_logging
 
     configure_logging("info", gateway_id="", tenant_id="")
+
+
+class Waiting:
+    """Says that the daemon waits for its settings: once in the log, and to `dispatcher health` as long as it does."""
+
+    def __init__(self) -> None:
+        self._file: HeartbeatFile | None = None
+
+    def tell(self, pending: ConfigurationPending) -> None:
+        """It waits for what `pending` names."""
+        if self._file is None:
+            self._file = _waiting_file()
+            _tell_waiting(pending)
+        health = {"status": "waiting", "live": True, "loops": {}, "causes": [f"waiting for configuration: {pending}"]}
+        self._file.write({"health": health, "written_every_s": ASK_AGAIN_SECONDS})
+
+    def end(self) -> None:
+        """It waits no longer."""
+        if self._file is not None:
+            self._file.remove()
+
+
+def _waiting_file() -> HeartbeatFile:
+    from dispatcher.instance.heartbeat_file import HeartbeatFile, own_file
+
+    named = os.environ.get("HEARTBEAT_FILE")
+    return HeartbeatFile(own_file(Path(named) if named else None, "waiting"), "", "")
 
 
 def _tell_waiting(pending: ConfigurationPending) -> None:

@@ -1,64 +1,49 @@
-"""The heartbeat: this daemon lives, its leases go on, its canary is sent, and whoever asks can read how it does."""
+"""The heartbeat: this daemon lives, its leases go on, its canary is sent. And the pulse: how it does, in a file.
+
+The pulse asks nobody: a database that is away must not make the process look dead.
+"""
 
 from __future__ import annotations
 
-import contextlib
-import json
-import os
 import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from pathlib import Path
 from typing import Any, Final
 from uuid import UUID, uuid4
 
 from dispatcher import events
-from dispatcher.clock import SYSTEM_CLOCK, Clock, rfc3339_ms
 from dispatcher.errors import RestError
+from dispatcher.instance.heartbeat_file import HeartbeatFile
 from dispatcher.instance.model import OpenWake
 from dispatcher.instance.store import InstanceStore
 from dispatcher.logs import get_logger
+from dispatcher.runtime.health import Health
 
 log = get_logger(__name__)
 
 INSTANCE_GONE: Final = "OD001"
 
 
-class HeartbeatFile:
-    """A small JSON file that says how the daemon does; replaced as a whole, readable by everybody."""
+FILE_CAUSE: Final = "heartbeat_file"
 
-    def __init__(self, path: Path, clock: Clock = SYSTEM_CLOCK) -> None:
-        self._path = path
-        self._clock = clock
-        self._told = False
 
-    def write(self, facts: Mapping[str, Any]) -> None:
-        """Writes the facts; a file that cannot be written is one warning, not an end."""
-        content = json.dumps({"ts": rfc3339_ms(self._clock.now()), "pid": os.getpid(), **facts})
-        draft = self._path.with_name(f"{self._path.name}.{os.getpid()}")
-        try:
-            draft.write_text(content, encoding="utf-8")
-            draft.replace(self._path)
-            self._told = False
-        except OSError as error:
-            with contextlib.suppress(OSError):
-                draft.unlink()
-            if not self._told:
-                self._warn("write", error)
-            self._told = True
+class Pulse:
+    """One `beat` writes the heartbeat file; a `PeriodicService` calls it every `seconds`."""
 
-    def remove(self) -> None:
-        """The daemon ends in good order: nobody should read its last words as news. As `write`, it never raises."""
-        try:
-            self._path.unlink(missing_ok=True)
-        except OSError as error:
-            self._warn("remove", error)
+    def __init__(
+        self, file: HeartbeatFile, health: Health, facts: Callable[[], Mapping[str, Any]], seconds: float
+    ) -> None:
+        self._file = file
+        self._health = health
+        self._facts = facts
+        self._seconds = seconds
 
-    def _warn(self, verb: str, error: OSError) -> None:
-        log.warning(
-            events.HEARTBEAT_FILE_FAILED,
-            msg=f"Could not {verb} {self._path}: {error.strerror}",
-            path=str(self._path),
-        )
+    def beat(self) -> None:
+        """Observes health, which logs a change of it, and writes it down with the facts."""
+        self._file.write({**self._facts(), "health": self._health.observe(), "written_every_s": self._seconds})
+        if self._file.trouble is None:
+            self._health.clear_cause(FILE_CAUSE)
+        else:
+            self._health.add_cause(FILE_CAUSE, self._file.trouble)
 
 
 class Heart:
@@ -77,7 +62,6 @@ class Heart:
         on_unattended: Callable[[Sequence[OpenWake]], None],
         on_orphaned: Callable[[], None],
         register_again: Callable[[], object],
-        file: HeartbeatFile,
     ) -> None:
         self._store = store
         self._instance_id = instance_id
@@ -90,16 +74,13 @@ class Heart:
         self._on_orphaned = on_orphaned
         self._orphaned: frozenset[UUID] = frozenset()
         self._register_again = register_again
-        self._file = file
 
     def beat(self) -> None:
-        """Writes the file, then the row. Raises when the row could not be written."""
-        facts = self._facts()
-        self._file.write(facts)
+        """Writes the row. Raises when it could not be written."""
         nonce, asked_at = uuid4(), time.monotonic()
         live = list(self._live_wakes())
         try:
-            answer = self._store.heartbeat(self._instance_id, live, nonce, facts)
+            answer = self._store.heartbeat(self._instance_id, live, nonce, self._facts())
         except RestError as error:
             if error.code != INSTANCE_GONE:
                 raise

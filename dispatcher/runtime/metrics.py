@@ -103,7 +103,7 @@ CALL_ERRORS: Final = Family(
     "Calls that failed for good: refused, retryable, bad_key or unavailable.",
 )
 HEALTH: Final = Family(
-    "dispatcher_health", "gauge", ("status",), "1 for the health the daemon is in: ok, degraded or failing."
+    "dispatcher_health", "gauge", ("status",), "1 for the health the daemon is in: starting, ok, degraded or failing."
 )
 LOOPS: Final = Family("dispatcher_loop_ok", "gauge", ("loop",), "Whether a loop achieved something lately: 1 or 0.")
 INFO: Final = Family("dispatcher_info", "gauge", ("version", "gateway_id"), "Always 1.")

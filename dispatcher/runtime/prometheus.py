@@ -1,14 +1,16 @@
-"""Keeps the metrics and serves them: `/metrics`, `/healthz`, `/readyz`. Loaded only when METRICS_PORT is set."""
+"""Keeps the metrics and serves them: `/metrics`, `/livez`, `/healthz`, `/readyz`. Loaded only with METRICS_PORT set."""
 
 from __future__ import annotations
 
+import contextlib
 import json
 import sys
 import threading
+import time
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from http.server import BaseHTTPRequestHandler
-from socket import AF_INET, AF_INET6, socket
+from socket import AF_INET, AF_INET6, SHUT_RDWR, socket
 from socketserver import TCPServer, ThreadingMixIn
 from typing import Any, Final
 
@@ -27,12 +29,14 @@ from dispatcher.runtime.service import Service
 log = get_logger(__name__)
 
 REALTIME_STATUSES: Final = ("ready", "connecting", "deaf", "down")
-HEALTH_STATUSES: Final = ("ok", "degraded", "failing")
+HEALTH_STATUSES: Final = ("starting", "ok", "degraded", "failing")
 BIND_AGAIN_SECONDS: Final = 5.0
 TURN_SECONDS: Final = 0.5
-# A client that says nothing holds a thread no longer than this, and there are no more threads than that.
+# A whole request takes no longer than this, and there are no more threads than that: who comes when all are taken gets
+# the one of the client that has taken longest.
 CLIENT_SECONDS: Final = 5.0
 MAX_CLIENTS: Final = 8
+MAKE_ROOM_SECONDS: Final = 1.0
 JSON_TYPE: Final = "application/json"
 
 
@@ -150,7 +154,7 @@ def _gauges(family: Family, values: Mapping[tuple[str, ...], float]) -> GaugeMet
 
 
 class Pages:
-    """The three pages. `answer` is called by the thread of each request."""
+    """The pages. `answer` is called by the thread of each request."""
 
     def __init__(self, meter: PrometheusMeter, sources: Sources) -> None:
         self._registry = meter.registry
@@ -162,12 +166,19 @@ class Pages:
         if path == "/metrics":
             encode, content_type = choose_encoder(accept)
             return Answer(200, content_type, encode(self._registry))
+        if path == "/livez":
+            return self._liveness()
         if path == "/healthz":
             seen = self._sources.health.snapshot()
             return _json(503 if seen["status"] == "failing" else 200, seen)
         if path == "/readyz":
             return self._readiness()
-        return _json(404, {"pages": ["/metrics", "/healthz", "/readyz"]})
+        return _json(404, {"pages": ["/metrics", "/livez", "/healthz", "/readyz"]})
+
+    def _liveness(self) -> Answer:
+        loops = self._sources.health.snapshot()["loops"]
+        still = [name for name, loop in loops.items() if not loop["live"]]
+        return _json(503 if still else 200, {"live": not still, "stand_still": still})
 
     def _readiness(self) -> Answer:
         seen = self._sources.health.snapshot()
@@ -209,6 +220,7 @@ class MetricsService(Service):
         log.info(events.METRICS_SERVED, msg=f"Metrics at http://{host!s}:{port}/metrics", host=host, port=port)
         while not self.stopping.is_set():
             server.handle_request()
+            server.end_overdue()
 
     def _wait_for_port(self, error: OSError) -> None:
         host, port = self._address
@@ -235,6 +247,42 @@ def metrics_service(
     return MetricsService(host, port, pages, health)
 
 
+class _Clients:
+    """The requests under way, oldest first, no more than MAX_CLIENTS."""
+
+    def __init__(self) -> None:
+        self._changed = threading.Condition()
+        self._since: dict[socket, float] = {}
+
+    def take_place(self, client: socket) -> bool:
+        """Counts it in, in place of the oldest where all places are taken; False when that one does not go."""
+        with self._changed:
+            if len(self._since) >= MAX_CLIENTS:
+                _hang_up(next(iter(self._since)))
+            has_room = self._changed.wait_for(lambda: len(self._since) < MAX_CLIENTS, MAKE_ROOM_SECONDS)
+            if has_room:
+                self._since[client] = time.monotonic()
+            return has_room
+
+    def leave(self, client: socket) -> None:
+        """Its request is over."""
+        with self._changed:
+            self._since.pop(client, None)
+            self._changed.notify_all()
+
+    def end_those_before(self, moment: float) -> None:
+        """Hangs up on those that came before `moment` (monotonic seconds)."""
+        with self._changed:
+            for client in [client for client, since in self._since.items() if since < moment]:
+                _hang_up(client)
+
+
+def _hang_up(client: socket) -> None:
+    """Its thread reads an end, or fails to write; closing the socket is left to it."""
+    with contextlib.suppress(OSError):
+        client.shutdown(SHUT_RDWR)
+
+
 class _Server(ThreadingMixIn, TCPServer):
     """Not `HTTPServer`: that one asks the resolver for this host's name, which can take seconds."""
 
@@ -245,20 +293,30 @@ class _Server(ThreadingMixIn, TCPServer):
     def __init__(self, address: tuple[str, int], pages: Pages) -> None:
         self.address_family = AF_INET6 if ":" in address[0] else AF_INET
         self.pages = pages
-        self._free = threading.BoundedSemaphore(MAX_CLIENTS)
+        self._clients = _Clients()
         super().__init__(address, _Handler)
 
+    def end_overdue(self) -> None:
+        """Ends the requests that have taken longer than one may."""
+        self._clients.end_those_before(time.monotonic() - CLIENT_SECONDS)
+
     def process_request(self, request: socket | tuple[bytes, socket], client_address: Any) -> None:
-        if self._free.acquire(blocking=False):
-            super().process_request(request, client_address)
-        else:
+        assert isinstance(request, socket)
+        if not self._clients.take_place(request):
             self.shutdown_request(request)
+            return
+        try:
+            super().process_request(request, client_address)
+        except RuntimeError:  # no thread can be started
+            self._clients.leave(request)
+            raise
 
     def process_request_thread(self, request: socket | tuple[bytes, socket], client_address: Any) -> None:
+        assert isinstance(request, socket)
         try:
             super().process_request_thread(request, client_address)
         finally:
-            self._free.release()
+            self._clients.leave(request)
 
     def handle_error(self, request: socket | tuple[bytes, socket], client_address: Any) -> None:  # noqa: ARG002 - socketserver's
         log.debug(events.METRICS_FAILED, msg="A client of the metrics port went away", error=str(sys.exception()))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import random
 import threading
 from abc import ABC, abstractmethod
@@ -122,7 +123,8 @@ class PeriodicService(Service):
             self._early.clear()
             if self.stopping.is_set():  # set between the two lines above
                 return
-            self._beat_once()
+            with contextlib.nullcontext() if self._health is None else self._health.turn():
+                self._beat_once()
             self._early.wait(jittered(self._seconds_to_next(), self._spread, self._draw))
 
     def _fixed_interval(self, seconds: float) -> float:

@@ -1,6 +1,6 @@
 """What docs/explanation/failure-modes.md promises and no other test tries: disks, clocks, networks, lost rows."""
 
-import os
+import resource
 import signal
 from datetime import timedelta
 from pathlib import Path
@@ -11,7 +11,7 @@ from structlog.testing import capture_logs
 
 from dispatcher.agents import output
 from dispatcher.agents.output import WakeOutput
-from dispatcher.instance.service import HeartbeatFile
+from dispatcher.instance.heartbeat_file import HeartbeatFile
 from dispatcher.local.api import Api
 from dispatcher.local.stub import StubAgent
 from tests.acceptance.conftest import StartDaemon
@@ -33,19 +33,19 @@ def undone(database: Database) -> int:
 
 
 def test_a_heartbeat_file_on_a_full_disk_is_one_warning_and_leaves_nothing(tmp_path: Path) -> None:
-    file = HeartbeatFile(tmp_path / "hb.json")
-    draft = tmp_path / f"hb.json.{os.getpid()}"
+    file = HeartbeatFile(tmp_path / "hb.json", "g", "i")
+    least, most = resource.getrlimit(resource.RLIMIT_FSIZE)
     with capture_logs() as logs:
-        for _ in range(3):
-            draft.symlink_to("/dev/full")
-            file.write({"health": {}})
-            assert not draft.is_symlink()
-        file.write({"health": {}})
-        assert (tmp_path / "hb.json").read_text()
-        draft.symlink_to("/dev/full")
-        file.write({"health": {}})
+        for room in (10, 10, least, 10):
+            resource.setrlimit(resource.RLIMIT_FSIZE, (room, most))
+            try:
+                file.write({"health": {}})
+            finally:
+                resource.setrlimit(resource.RLIMIT_FSIZE, (least, most))
+            assert (file.trouble is None) == (room == least)
     assert [entry["event"] for entry in logs] == ["instance.heartbeat_file_failed"] * 2
-    assert "No space left" in logs[0]["msg"]
+    assert "File too large" in logs[0]["msg"]
+    assert [path.name for path in tmp_path.iterdir()] == ["hb.json"]
 
 
 def test_output_is_not_kept_on_a_disk_that_is_about_to_be_full(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -70,7 +70,7 @@ def test_files_that_cannot_be_written_stop_neither_wakes_nor_the_end(
     daemon.wait_for("instance.heartbeat_file_failed"), daemon.wait_for("wake.output_lost")
     assert verdict(daemon)["status"] == "absent"
     assert daemon.stop() == 0
-    assert len(daemon.of("instance.heartbeat_file_failed")) == 2  # the first write, and the removal at the end
+    assert len(daemon.of("instance.heartbeat_file_failed")) == 1
     assert database.value("select state from dispatcher_instances") == "stopped"
 
 

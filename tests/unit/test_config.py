@@ -52,7 +52,7 @@ def test_defaults_are_those_of_the_specification(load, tmp_path: Path) -> None:
     assert (settings.agent_process_timeout, settings.stale_item_age_hours) == (300, 24)
     assert (settings.lease_seconds, settings.shutdown_grace, settings.heartbeat_interval) == (120, 20, 10)
     assert settings.realtime_mode == "auto"
-    assert settings.heartbeat_file == Path("/tmp/heartbeat.json")
+    assert settings.heartbeat_file is None
     assert settings.metrics_port is None
     assert settings.agent_env_passthrough == ()
 

@@ -128,7 +128,7 @@ def test_a_table_shows_control_characters_instead_of_obeying_them(capsys: pytest
 def test_a_line_for_a_person_shows_control_characters(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    verdict = {"status": "failing", "causes": [STEERING], "age_s": 0, "loops": {}}
+    verdict = {"status": "failing", "live": False, "causes": [STEERING], "age_s": 0, "loops": {}}
     monkeypatch.setattr("dispatcher.cli.health.judge_heartbeat", lambda *_: verdict)
     assert run_command_line(["health", "--file", "/nowhere"]) == 1
     assert capsys.readouterr().out == f"failing\n  {SHOWN}\n"

@@ -1,8 +1,10 @@
 """What is counted, and who may ask. The service is tried over a real loopback port."""
 
+import contextlib
 import http.client
 import json
 import socket
+import threading
 from collections.abc import Callable, Iterator
 from typing import Any
 
@@ -166,7 +168,17 @@ def test_readyz_waits_for_the_first_sweep_and_ends_with_the_stop(watched: Watche
     assert (status, "claims" in json.loads(body)["cause"]) == (503, True)
 
 
-def test_there_are_three_pages_and_one_method(watched: Watched) -> None:
+def test_c21_livez_is_about_the_process_alone(watched: Watched, monkeypatch: pytest.MonkeyPatch) -> None:
+    for _ in range(3):
+        watched.health.loop("sweep", 60).failed("no database")
+    assert watched.get("/healthz")[0] == 503
+    assert (watched.get("/livez")[0], json.loads(watched.get("/livez")[1])["live"]) == (200, True)
+    monkeypatch.setattr(watched.health.loop("sweep", 60), "_is_live", lambda _now: False)
+    status, body = watched.get("/livez")
+    assert (status, json.loads(body)) == (503, {"live": False, "stand_still": ["sweep"]})
+
+
+def test_there_are_four_pages_and_one_method(watched: Watched) -> None:
     assert watched.get("/")[0] == 404
     assert watched.get("/metrics?x=1")[0] == 200
     assert watched.get("/healthz", "HEAD") == (200, b"")
@@ -196,14 +208,40 @@ def test_a_port_in_use_degrades_health_and_is_had_once_it_is_free(monkeypatch: p
 def test_clients_that_say_nothing_hold_few_threads_and_not_for_long(
     watched: Watched, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(prometheus._Handler, "timeout", 0.5)
+    monkeypatch.setattr(prometheus, "CLIENT_SECONDS", 0.5)
     silent = [socket.create_connection(("127.0.0.1", watched.port)) for _ in range(MAX_CLIENTS + 4)]
     try:
         wait_until(closed_by_server(silent, 4), 3)
-        wait_until(lambda: watched_answers(watched), 5)
+        wait_until(closed_by_server(silent, len(silent)), 5)
     finally:
         for connection in silent:
             connection.close()
+
+
+def test_s12_slow_clients_leave_room_for_health_and_are_ended(
+    watched: Watched, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Each says a byte now and then, as many as may be served at once; a health check comes sixteen times."""
+    monkeypatch.setattr(prometheus, "CLIENT_SECONDS", 3.0)
+    slow = [socket.create_connection(("127.0.0.1", watched.port)) for _ in range(MAX_CLIENTS)]
+    ended = threading.Event()
+    trickle = threading.Thread(target=say_a_byte_now_and_then, args=(slow, ended))
+    trickle.start()
+    try:
+        assert [watched.get("/livez")[0] for _ in range(16)] == [200] * 16
+        wait_until(closed_by_server(slow, MAX_CLIENTS), 8)
+    finally:
+        ended.set()
+        trickle.join()
+        for connection in slow:
+            connection.close()
+
+
+def say_a_byte_now_and_then(connections: list[socket.socket], ended: threading.Event) -> None:
+    while not ended.wait(0.05):
+        for connection in connections:
+            with contextlib.suppress(OSError):
+                connection.send(b"G")
 
 
 def closed_by_server(connections: list[socket.socket], number: int) -> Callable[[], bool]:

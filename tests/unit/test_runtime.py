@@ -345,6 +345,70 @@ def test_a_change_of_health_is_one_line_with_its_causes() -> None:
     ]
 
 
+def test_c21_it_is_starting_until_all_that_was_awaited_has_come() -> None:
+    health = Health(ManualClock())
+    health.await_first("sweep", "the first sweep is not done")
+    health.await_first("realtime", "Realtime is not subscribed yet")
+    health.add_cause("log", "nobody reads the log")
+    with capture_logs() as logs:
+        health.has_come("sweep")
+        seen = health.observe()
+        assert (seen["status"], seen["live"]) == ("starting", True)
+        assert seen["causes"] == ["Realtime is not subscribed yet", "nobody reads the log"]
+        health.clear_cause("log")
+        health.has_come("realtime")
+        assert health.observe()["status"] == "ok"
+    assert [entry["msg"] for entry in logs] == ["Health is ok"]
+
+
+def test_c21_a_start_that_fails_is_failing_and_live() -> None:
+    health = Health(ManualClock())
+    health.await_first("sweep", "the first sweep is not done")
+    for _ in range(3):
+        health.loop("sweep", 10).failed("no connection")
+    assert (health.snapshot()["status"], health.snapshot()["live"]) == ("failing", True)
+
+
+def test_c21_loops_that_fail_for_ever_are_live_and_one_that_stands_still_is_not() -> None:
+    clock = ManualClock()
+    health = Health(clock, standstill=300)
+    sweep, claims = health.loop("sweep", 10), health.loop("claims", None)
+    for _ in range(1_000):
+        clock.time += 10
+        sweep.failed("no connection"), claims.failed("no connection")
+    assert (health.snapshot()["status"], health.snapshot()["live"]) == ("failing", True)
+    clock.time += 3 * 10 + 301
+    seen = health.snapshot()
+    assert (seen["live"], seen["loops"]["sweep"]["live"], seen["loops"]["claims"]["live"]) == (False, False, True)
+
+
+@pytest.mark.parametrize("work", ["turn", "at_work"])
+def test_c21_one_turn_may_be_long_and_has_to_end(work: str) -> None:
+    clock = ManualClock()
+    health = Health(clock, standstill=300)
+    loop = health.loop("monitor", None)
+    with getattr(loop, work)():
+        clock.time += 299
+        assert health.snapshot()["live"]
+        clock.time += 2
+        assert not health.snapshot()["live"]
+        assert health.snapshot()["status"] == "failing"
+    assert health.snapshot()["live"]
+
+
+def test_c21_a_beat_that_hangs_stands_still() -> None:
+    hanging, clock = threading.Event(), ManualClock()
+    health = Health(clock, standstill=300)
+    service = PeriodicService("sweep", lambda: hanging.wait(DEADLINE), 1, health=health.loop("sweep", None))
+    service.start()
+    wait_until(lambda: health.loop("sweep", None)._turn_began is not None, DEADLINE)
+    clock.time += 301
+    assert not health.snapshot()["live"]
+    service.request_stop()
+    hanging.set()
+    assert service.join(DEADLINE)
+
+
 def test_health_shows_no_secret() -> None:
     health = Health(ManualClock())
     health.loop("a", None).failed("refused sb_secret_abcdefgh")

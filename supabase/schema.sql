@@ -8,6 +8,61 @@ CREATE SCHEMA public;
 
 COMMENT ON SCHEMA public IS 'standard public schema';
 
+CREATE TABLE public.dispatcher_settings (
+    instance_id uuid NOT NULL,
+    tenant_id uuid NOT NULL,
+    wake_cooldown double precision DEFAULT 30 NOT NULL,
+    max_wake_cooldown double precision DEFAULT 900 NOT NULL,
+    max_consecutive_failures integer DEFAULT 5 NOT NULL,
+    max_concurrent_wakes integer DEFAULT 2 NOT NULL,
+    agent_process_timeout double precision DEFAULT 300 NOT NULL,
+    stale_item_age_hours double precision DEFAULT 24 NOT NULL,
+    lease_seconds integer DEFAULT 120 NOT NULL,
+    max_wake_chain integer DEFAULT 6 NOT NULL,
+    max_wakes_per_day integer DEFAULT 0 NOT NULL,
+    instance_timeout double precision DEFAULT 45 NOT NULL,
+    workflow_batch_size integer DEFAULT 10 NOT NULL,
+    stale_dispatch_seconds double precision DEFAULT 300 NOT NULL,
+    max_dispatch_retries integer DEFAULT 3 NOT NULL,
+    stale_claim_seconds double precision DEFAULT 600 NOT NULL,
+    workflow_cost_estimate_usd numeric(12,6)
+);
+
+COMMENT ON TABLE public.dispatcher_settings IS 'The settings each daemon registered with, typed and within their bounds: what the gates, the sweep and the tick read.';
+
+COMMENT ON COLUMN public.dispatcher_settings.workflow_cost_estimate_usd IS 'NULL: none is set, runs are estimated from their history alone.';
+
+CREATE TYPE dispatcher.claimant AS (
+	instance_id uuid,
+	tenant_id uuid,
+	gateway_id uuid,
+	settings public.dispatcher_settings
+);
+
+COMMENT ON TYPE dispatcher.claimant IS 'The daemon that claims, with its settings.';
+
+CREATE TYPE dispatcher.gate_facts AS (
+	agent_id uuid,
+	agent_slug text,
+	tenant_id uuid,
+	agent_status text,
+	failures integer,
+	is_live boolean,
+	leased_until timestamp with time zone,
+	budget_blocks boolean,
+	wakes_today integer,
+	due_item_ids uuid[],
+	hinted_item_ids uuid[],
+	chain_depth integer,
+	oldest_due timestamp with time zone,
+	next_due timestamp with time zone,
+	is_at_chain_limit boolean,
+	cooldown_from timestamp with time zone,
+	granted_wake_id uuid
+);
+
+COMMENT ON TYPE dispatcher.gate_facts IS 'What the gates look at, read in one snapshot. failures: in effect, 0 when an item from outside is newer than the last end. due_item_ids: the three oldest.';
+
 CREATE TYPE public.actor_type AS ENUM (
     'human',
     'agent',
@@ -78,6 +133,67 @@ CREATE TYPE public.task_status AS ENUM (
     'cancelled',
     'missed'
 );
+
+CREATE FUNCTION dispatcher.agents_to_settle(p_sweeper dispatcher.claimant, p_limit integer) RETURNS SETOF uuid
+    LANGUAGE sql STABLE
+    SET search_path TO ''
+    AS $$
+  select state.agent_id from public.agent_wake_state as state join public.agents as agent on agent.id = state.agent_id
+   where agent.gateway_id = p_sweeper.gateway_id and agent.tenant_id = p_sweeper.tenant_id
+     and state.consecutive_failures >= (p_sweeper.settings).max_consecutive_failures
+     and (state.stalled_at is null
+          or exists (select from public.agent_inbox_items as item
+                     where item.agent_id = state.agent_id and item.status = 'pending' and item.attempt_count < item.max_attempts))
+     -- What came from outside since the last end has ended the stall.
+     and (dispatcher.read_gate_facts(state.agent_id, p_sweeper.settings)).failures >= (p_sweeper.settings).max_consecutive_failures
+   order by state.agent_id limit p_limit
+$$;
+
+COMMENT ON FUNCTION dispatcher.agents_to_settle(p_sweeper dispatcher.claimant, p_limit integer) IS 'Stalled agents of which nobody was told yet, or that have pending items.';
+
+CREATE FUNCTION dispatcher.agents_with_work(p_sweeper dispatcher.claimant, p_after uuid, p_limit integer) RETURNS TABLE(agent_id uuid, agent_slug text, oldest timestamp with time zone)
+    LANGUAGE sql STABLE
+    SET search_path TO ''
+    AS $$
+  select agent.id, agent.slug, oldest.created_at from public.agents as agent
+   cross join lateral (select due.created_at from dispatcher.inbox_due as due
+                        where due.agent_id = agent.id and due.tenant_id = agent.tenant_id order by due.created_at limit 1) as oldest
+   where agent.gateway_id = p_sweeper.gateway_id and agent.tenant_id = p_sweeper.tenant_id
+     and (p_after is null or agent.id > p_after)
+     and not exists (select from public.agent_wake_state as state where state.agent_id = agent.id and state.waitlisted_at is not null)
+     and not exists (select from public.agent_wakes as wake where wake.agent_id = agent.id and wake.state in ('starting', 'running'))
+   order by agent.id limit p_limit
+$$;
+
+COMMENT ON FUNCTION dispatcher.agents_with_work(p_sweeper dispatcher.claimant, p_after uuid, p_limit integer) IS 'Agents with open items that neither wait nor run, in the order of their ids after p_after, each with its oldest item.';
+
+CREATE FUNCTION dispatcher.apply_report(p_report jsonb) RETURNS jsonb
+    LANGUAGE plpgsql
+    SET search_path TO ''
+    AS $$
+declare
+  v_answer jsonb;
+begin
+  case p_report ->> 'report'
+    when 'started' then
+      v_answer := dispatcher.start_wake((p_report ->> 'wake_id')::uuid, (p_report ->> 'claim_token')::uuid, left(p_report ->> 'host_id', 500),
+                                        (p_report ->> 'pid')::integer, (p_report ->> 'pid_started_at')::double precision);
+    when 'ended' then
+      v_answer := dispatcher.end_wake((p_report ->> 'wake_id')::uuid, (p_report ->> 'claim_token')::uuid, p_report ->> 'ending',
+                                      (p_report ->> 'exit_code')::integer, p_report ->> 'error');
+    else
+      v_answer := jsonb_build_object('wake_id', p_report ->> 'wake_id', 'applied', false, 'code', 'invalid', 'error', 'unknown report');
+  end case;
+  return v_answer;
+exception when lock_not_available then
+  return jsonb_build_object('wake_id', p_report ->> 'wake_id', 'applied', false, 'code', 'busy');
+when others then
+  if dispatcher.must_abort(sqlstate) then raise; end if;
+  return jsonb_build_object('wake_id', p_report ->> 'wake_id', 'applied', false, 'code', 'error', 'error', left(sqlerrm, 500), 'error_code', sqlstate);
+end
+$$;
+
+COMMENT ON FUNCTION dispatcher.apply_report(p_report jsonb) IS 'One report {report: started|ended, wake_id, claim_token, …}; what raises for one is its own answer (code error).';
 
 CREATE FUNCTION dispatcher.audit_workflow_action(p_tenant_id uuid, p_actor text, p_action text, p_class text, p_severity text, p_target text, p_before jsonb, p_after jsonb, p_allowed boolean DEFAULT true) RETURNS void
     LANGUAGE sql
@@ -374,220 +490,179 @@ $$;
 
 COMMENT ON FUNCTION dispatcher.budget_verdict(p_budgets jsonb, p_agent_id text, p_department_id text, p_workflow_type text, p_usd numeric, p_tokens numeric, OUT verdict text, OUT holders uuid[], OUT warned integer) IS 'May one more run start that is expected to cost this much: ok, held (a pause, a hard stop whose rest is reserved, or a broken fail_closed budget), or stopped (a hard stop that is spent). The strictest budget wins; holders are all that say no.';
 
-CREATE TABLE public.dispatcher_instances (
-    id uuid DEFAULT gen_random_uuid() NOT NULL,
-    tenant_id uuid NOT NULL,
-    gateway_id uuid NOT NULL,
-    state text DEFAULT 'running'::text NOT NULL,
-    hostname text NOT NULL,
-    host_id text NOT NULL,
-    pid integer NOT NULL,
-    pid_started_at double precision,
-    version text NOT NULL,
-    settings jsonb DEFAULT '{}'::jsonb NOT NULL,
-    started_at timestamp with time zone DEFAULT now() NOT NULL,
-    last_heartbeat_at timestamp with time zone DEFAULT now() NOT NULL,
-    stopped_at timestamp with time zone,
-    last_sweep_at timestamp with time zone,
-    last_sweep jsonb,
-    last_tick jsonb,
-    canary uuid,
-    realtime jsonb DEFAULT '{}'::jsonb NOT NULL,
-    health jsonb DEFAULT '{}'::jsonb NOT NULL,
-    CONSTRAINT dispatcher_instances_state_check CHECK ((state = ANY (ARRAY['running'::text, 'stopping'::text, 'stopped'::text, 'lost'::text]))),
-    CONSTRAINT dispatcher_instances_stopped_has_time CHECK (((state = 'stopped'::text) = (stopped_at IS NOT NULL)))
-);
+CREATE FUNCTION dispatcher.busy_agent(p_agent_id uuid) RETURNS jsonb
+    LANGUAGE sql STABLE
+    SET search_path TO ''
+    AS $$ select dispatcher.refusal(p_agent_id, (select agent.slug from public.agents as agent where agent.id = p_agent_id), 'busy', 1) $$;
 
-COMMENT ON TABLE public.dispatcher_instances IS 'One row per running daemon: identity, settings, heartbeat, last sweep and tick, health.';
+COMMENT ON FUNCTION dispatcher.busy_agent(p_agent_id uuid) IS 'The refusal of an agent of which another session holds a row.';
 
-CREATE FUNCTION dispatcher.bury_spent_items(p_instance public.dispatcher_instances) RETURNS integer
+CREATE FUNCTION dispatcher.chained_items(p_sweeper dispatcher.claimant, p_limit integer) RETURNS TABLE(agent_id uuid, item_id uuid, chain_depth integer)
+    LANGUAGE plpgsql STABLE
+    SET search_path TO ''
+    AS $$
+begin
+  return query
+    -- From the few deep origins to their items, and not the other way: no statistics may turn this into a look at every item.
+    with deep as materialized (
+      select origin.item_id, origin.chain_depth from public.inbox_item_origins as origin
+       where origin.tenant_id = p_sweeper.tenant_id and origin.chain_depth >= dispatcher.wake_chain_limit(p_sweeper.settings))
+    select agent.id, item.id, deep.chain_depth
+      from deep
+      join public.agent_inbox_items as item on item.id = deep.item_id and item.status in ('pending', 'failed') and item.attempt_count < item.max_attempts
+      join public.agents as agent on agent.id = item.agent_id and agent.tenant_id = item.tenant_id
+     where agent.gateway_id = p_sweeper.gateway_id and agent.tenant_id = p_sweeper.tenant_id
+     limit p_limit;
+end
+$$;
+
+COMMENT ON FUNCTION dispatcher.chained_items(p_sweeper dispatcher.claimant, p_limit integer) IS 'Open items whose chain of wakes reached max_wake_chain.';
+
+CREATE FUNCTION dispatcher.claim_at_sweep(p_sweeper dispatcher.claimant, p_claim_limit integer, p_request uuid) RETURNS jsonb
     LANGUAGE plpgsql
     SET search_path TO ''
     AS $$
 declare
-  v_count integer;
+  v_claims jsonb := dispatcher.claim_waiting_wakes(p_sweeper.instance_id, p_claim_limit, p_request);
+  v_queued integer;
 begin
-  with spent as (
-    update public.agent_inbox_items as item
-       set status = 'dead_letter', failed_at = now(), leased_at = null, leased_until = null, updated_at = now(),
-           context = dispatcher.merge_inbox_context(item.context, jsonb_build_object('last_failure_reason',
-             case item.status when 'leased' then 'lease expired with no attempts left' else 'no attempts left' end))
-     where item.id in (
-       select held.id from public.agents as agent
-         join public.agent_inbox_items as held on held.agent_id = agent.id and held.tenant_id = agent.tenant_id
-        where agent.gateway_id = p_instance.gateway_id and agent.tenant_id = p_instance.tenant_id
-          and held.status in ('pending', 'leased') and held.attempt_count >= held.max_attempts
-          and (held.status = 'pending' or held.leased_until < now())
-          -- A lease that ran out while the database was away is renewed by the heartbeat of the wake that works on it.
-          and not exists (select from public.agent_wakes as wake where wake.agent_id = agent.id and wake.state in ('starting', 'running'))
-        limit 1000 for update of held skip locked)
-    returning item.id
-  ), leases as (
-    update public.inbox_item_leases as lease set closed_at = now(), outcome = 'dead_letter'
-      from spent where lease.item_id = spent.id and lease.closed_at is null
-  )
-  select count(*) into v_count from spent;
-  return v_count;
+  -- Whoever did not get a slot now waits for one.
+  with queued as (
+    select state.agent_id from public.agent_wake_state as state join public.agents as agent on agent.id = state.agent_id
+     where agent.gateway_id = p_sweeper.gateway_id and state.waitlist_path = 'sweep' limit 500 for update of state skip locked)
+  update public.agent_wake_state as state set waitlist_path = 'waitlist' from queued where state.agent_id = queued.agent_id;
+  get diagnostics v_queued = row_count;
+  return jsonb_build_object('count', jsonb_array_length(v_claims), 'claims', v_claims, 'queued', v_queued, 'waiting',
+    (select count(*) from public.agent_wake_state as state join public.agents as agent on agent.id = state.agent_id
+      where agent.gateway_id = p_sweeper.gateway_id and state.waitlisted_at is not null));
 end
 $$;
 
-COMMENT ON FUNCTION dispatcher.bury_spent_items(p_instance public.dispatcher_instances) IS 'Expired leases and pending items without attempts left become dead_letter, with the reason.';
+COMMENT ON FUNCTION dispatcher.claim_at_sweep(p_sweeper dispatcher.claimant, p_claim_limit integer, p_request uuid) IS 'Claims wakes off the waitlist; how many were queued for a slot by this sweep, and how many wait in all.';
 
-CREATE FUNCTION dispatcher.claim_one_wake(p_instance public.dispatcher_instances, p_agent_id uuid, p_path text, p_item_ids uuid[], p_request uuid) RETURNS jsonb
+CREATE FUNCTION dispatcher.claim_one_wake(p_claimant dispatcher.claimant, p_agent_id uuid, p_path text, p_item_ids uuid[], p_request uuid) RETURNS jsonb
     LANGUAGE plpgsql
     SET search_path TO ''
     AS $$
 declare
   v_agent record;
+  v_state public.agent_wake_state;
+  v_facts dispatcher.gate_facts;
   v_gates record;
-  v_live integer;
-  v_items uuid[];
-  v_heads uuid[];
   v_wake public.agent_wakes;
-  v_path text;
-  v_depth integer;
-  v_max_chain constant integer := dispatcher.wake_chain_limit(p_instance.settings);
 begin
-  select id, slug, tenant_id into v_agent from public.agents
-   where id = p_agent_id and gateway_id = p_instance.gateway_id and tenant_id = p_instance.tenant_id;
-  if v_agent is null then
-    return jsonb_build_object('granted', false, 'agent_id', p_agent_id, 'skip_reason', 'not_local');
+  v_agent := dispatcher.lock_agent(p_claimant, p_agent_id);
+  if v_agent.verdict = 'not_local' then
+    return dispatcher.refusal(p_agent_id, null, 'not_local', null);
   end if;
-  perform from public.dispatcher_gateways where gateway_id = p_instance.gateway_id for update;
-  -- Asked before under the same request: the same grant.
-  select * into v_wake from public.agent_wakes as wake
-   where wake.claim_request = p_request and wake.agent_id = p_agent_id and wake.state in ('starting', 'running');
-  if v_wake.id is not null then
+  v_state := dispatcher.lock_wake_state(p_agent_id, p_claimant.tenant_id);
+  if v_agent.verdict = 'busy' or v_state.agent_id is null then
+    return dispatcher.refusal(p_agent_id, v_agent.slug, 'busy', 1);
+  end if;
+  v_facts := dispatcher.read_gate_facts(p_agent_id, p_claimant.settings, coalesce(p_item_ids, '{}'), p_request);
+  if v_facts.granted_wake_id is not null then  -- asked before under the same request: the same grant
+    select * into v_wake from public.agent_wakes where id = v_facts.granted_wake_id;
     return dispatcher.wake_grant(v_wake);
   end if;
-  insert into public.agent_wake_state (agent_id, tenant_id) values (p_agent_id, v_agent.tenant_id) on conflict do nothing;
-  select coalesce(max(waitlist_path) filter (where waitlist_path = 'command'), p_path) into v_path
-    from (select waitlist_path from public.agent_wake_state where agent_id = p_agent_id for update) as locked;
-
-  -- The insert trigger resets an agent at once, unless its row was locked or the database lacks the trigger: then the items do.
-  if exists (select from public.agent_wake_state as state
-              join public.agent_inbox_items as item on item.agent_id = state.agent_id
-             where state.agent_id = p_agent_id and state.consecutive_failures > 0 and item.tenant_id = v_agent.tenant_id
-               and item.status in ('pending', 'failed') and item.attempt_count < item.max_attempts
-               and item.created_at > state.last_ended_at and item.created_at <= now()
-               and not exists (select from public.inbox_item_origins as origin where origin.item_id = item.id and origin.from_agent_id = p_agent_id)) then
-    perform dispatcher.reset_wake_failures(p_agent_id);
-  end if;
-
-  select * into v_gates from dispatcher.wake_gates(p_agent_id, p_instance.settings);
-  if cardinality(v_gates.blocked) = 0 then
-    select count(*) into v_live from public.agent_wakes where gateway_id = p_instance.gateway_id and state in ('starting', 'running');
-    if v_live >= (p_instance.settings ->> 'max_concurrent_wakes')::integer then
-      v_gates.blocked := array['concurrency_limit'];
-      update public.agent_wake_state
-         set waitlist_path = coalesce(waitlist_path, 'waitlist'), waitlisted_at = coalesce(waitlisted_at, now()),
-             waiting_since = coalesce(waiting_since, (select created_at from public.agent_inbox_items where id = v_gates.due_item_id)), updated_at = now()
-       where agent_id = p_agent_id;
-    end if;
-  end if;
+  v_gates := dispatcher.wake_gates(v_facts, p_claimant.settings);
   if cardinality(v_gates.blocked) > 0 then
-    if v_gates.blocked[1] <> 'concurrency_limit' then
-      update public.agent_wake_state set waitlisted_at = null, waitlist_path = null, waiting_since = null
-       where agent_id = p_agent_id and waitlisted_at is not null;
+    if v_state.waitlisted_at is not null then
+      perform dispatcher.leave_waitlist(p_agent_id);
     end if;
-    return jsonb_build_object('granted', false, 'agent_id', p_agent_id, 'agent_slug', v_agent.slug, 'skip_reason', v_gates.blocked[1],
-                              'retry_in', extract(epoch from v_gates.retry_at - now()), 'failures', v_gates.failures);
+    return dispatcher.refusal(p_agent_id, v_agent.slug, v_gates.blocked[1], dispatcher.seconds_until(v_gates.retry_at), v_facts.failures);
   end if;
-
-  -- item_ids: those that hints named (at most 100), else the oldest; then the ones the agent will lease first.
-  select array_agg(due.id order by due.created_at), max(due.chain_depth) into v_heads, v_depth
-    from (select * from dispatcher.inbox_due as due
-           where due.agent_id = p_agent_id and due.tenant_id = v_agent.tenant_id and due.due_at <= now() and due.chain_depth < v_max_chain
-           order by due.created_at limit 100) as due;
-  v_items := array(select due.id from dispatcher.inbox_due as due
-                    where due.agent_id = p_agent_id and due.tenant_id = v_agent.tenant_id and due.id = any (p_item_ids)
-                      and due.due_at <= now() and due.chain_depth < v_max_chain
-                    order by due.created_at limit 100);
-  if cardinality(v_items) = 0 then
-    v_items := v_heads[1:1];
+  if dispatcher.live_wakes_of_gateway(p_claimant.gateway_id) >= (p_claimant.settings).max_concurrent_wakes then
+    perform dispatcher.join_waitlist(p_agent_id, 'waitlist', now(), v_facts.oldest_due);
+    return dispatcher.refusal(p_agent_id, v_agent.slug, 'concurrency_limit', null, v_facts.failures);
   end if;
-  v_items := v_items || array(select head.id from unnest(v_heads[1:3]) with ordinality as head (id, place)
-                               where head.id <> all (v_items) order by head.place);
-  insert into public.agent_wakes (tenant_id, agent_id, gateway_id, instance_id, claim_request, path, item_ids, chain_depth, model_override,
-                                  thinking_override, deadline_at)
-  select v_agent.tenant_id, p_agent_id, p_instance.gateway_id, p_instance.id, p_request, v_path, v_items, coalesce(v_depth, 0),
-         case when jsonb_typeof(item.context -> 'model_override') = 'string' then nullif(item.context ->> 'model_override', '') end,
-         case when jsonb_typeof(item.context -> 'thinking_override') = 'string' then nullif(item.context ->> 'thinking_override', '') end,
-         now() + make_interval(secs => (p_instance.settings ->> 'agent_process_timeout')::double precision + 15)
-    from public.agent_inbox_items as item where item.id = v_items[1]
-  returning * into v_wake;
-  update public.agent_wake_state
-     set last_wake_id = v_wake.id, last_claimed_at = v_wake.claimed_at, waitlisted_at = null, waitlist_path = null, waiting_since = null, updated_at = now()
-   where agent_id = p_agent_id;
-  -- A stamp is not worth a wait: a row that somebody holds goes without it.
-  update public.agent_inbox_items set last_wake_attempt_at = now()
-   where id in (select item.id from public.agent_inbox_items as item where item.id = any (v_items) for update skip locked);
-  return dispatcher.wake_grant(v_wake);
+  return dispatcher.wake_grant(dispatcher.write_wake(
+    p_claimant, v_facts, case when v_state.waitlist_path = 'command' then 'command' else p_path end, p_request));
 end
 $$;
 
-COMMENT ON FUNCTION dispatcher.claim_one_wake(p_instance public.dispatcher_instances, p_agent_id uuid, p_path text, p_item_ids uuid[], p_request uuid) IS 'Evaluates every gate of one agent under the gateway''s lock and, when all are open, writes the wake (state starting). Answers {granted, …}.';
+COMMENT ON FUNCTION dispatcher.claim_one_wake(p_claimant dispatcher.claimant, p_agent_id uuid, p_path text, p_item_ids uuid[], p_request uuid) IS 'Evaluates every gate of one agent, under the gateway''s lock that the caller holds, and writes the wake when all are open. Answers {granted, …}; busy where another session holds a row of the agent. Never waits.';
 
 CREATE FUNCTION dispatcher.claim_waiting_wakes(p_instance_id uuid, p_limit integer, p_request uuid) RETURNS jsonb
     LANGUAGE plpgsql
     SET search_path TO ''
-    SET lock_timeout TO '3s'
-    AS $_$
+    AS $$
 declare
-  v_instance constant public.dispatcher_instances := dispatcher.running_instance(p_instance_id);
+  v_claimant dispatcher.claimant;
   v_waiting record;
+  v_last record;
   v_answer jsonb;
   v_answers jsonb := '[]';
   v_granted integer := 0;
   v_page constant integer := 100;
+  v_looked integer := 0;
   v_seen integer;
 begin
+  if coalesce(p_limit, 0) <= 0 then
+    return v_answers;
+  end if;
+  v_claimant := dispatcher.lock_gateway(p_instance_id);
+  perform set_config('lock_timeout', '100ms', true);
   select jsonb_agg(dispatcher.wake_grant(wake)) into v_answer from public.agent_wakes as wake
    where wake.claim_request = p_request and wake.state in ('starting', 'running');
   if v_answer is not null then
     return v_answer;
   end if;
-  if p_limit <= 0 then
-    return v_answers;
-  end if;
+  select '-infinity'::timestamptz as waitlisted_at, '-infinity'::timestamptz as waiting_since, '00000000-0000-0000-0000-000000000000'::uuid as agent_id
+    into v_last;
   -- In pages: the plan then walks the index of the waitlist instead of sorting all of it for one free slot.
   loop
     v_seen := 0;
     for v_waiting in
-      select state.agent_id, state.waitlist_path from public.agent_wake_state as state
+      select state.agent_id, state.waitlist_path, state.waitlisted_at, coalesce(state.waiting_since, 'infinity') as waiting_since
+        from public.agent_wake_state as state
         join public.agents as agent on agent.id = state.agent_id
-       where state.waitlisted_at is not null and agent.gateway_id = v_instance.gateway_id and agent.tenant_id = v_instance.tenant_id
-       order by state.waitlisted_at, state.waiting_since, state.agent_id limit v_page
+       where state.waitlisted_at is not null and agent.gateway_id = v_claimant.gateway_id and agent.tenant_id = v_claimant.tenant_id
+         and (state.waitlisted_at, coalesce(state.waiting_since, 'infinity'), state.agent_id) > (v_last.waitlisted_at, v_last.waiting_since, v_last.agent_id)
+       order by state.waitlisted_at, coalesce(state.waiting_since, 'infinity'), state.agent_id limit v_page
     loop
       v_seen := v_seen + 1;
-      begin
-        v_answer := dispatcher.claim_one_wake(v_instance, v_waiting.agent_id, v_waiting.waitlist_path, '{}', p_request);
-      exception when query_canceled or deadlock_detected or serialization_failure then
-        raise;
-      when lock_not_available then
-        v_answer := jsonb_build_object('granted', false, 'agent_id', v_waiting.agent_id, 'skip_reason', 'busy', 'retry_in', 5,
-                                       'agent_slug', (select slug from public.agents where id = v_waiting.agent_id));
-      when others then
-        -- Off the list with it, or it would stand at its head for ever; the sweep lists it again.
-        update public.agent_wake_state set waitlisted_at = null, waitlist_path = null, waiting_since = null where agent_id = v_waiting.agent_id;
-        v_answer := jsonb_build_object('granted', false, 'agent_id', v_waiting.agent_id, 'skip_reason', 'error', 'error', sqlerrm, 'error_code', sqlstate);
-      end;
+      v_answer := dispatcher.contained_claim(v_claimant, v_waiting.agent_id, v_waiting.waitlist_path, '{}', p_request);
       if v_answer ->> 'skip_reason' = 'concurrency_limit' then
         return v_answers;
+      end if;
+      if v_answer ->> 'skip_reason' = 'error' then
+        perform dispatcher.set_off_waitlist(v_waiting.agent_id);
       end if;
       v_answers := v_answers || v_answer;
       v_granted := v_granted + (v_answer ->> 'granted')::boolean::integer;
       if v_granted >= p_limit then
         return v_answers;
       end if;
+      select v_waiting.waitlisted_at, v_waiting.waiting_since, v_waiting.agent_id into v_last;
     end loop;
-    exit when v_seen < v_page or v_answers @? '$[*] ? (@.skip_reason == "busy")';
+    v_looked := v_looked + v_seen;
+    exit when v_seen < v_page or v_looked >= 500;
   end loop;
   return v_answers;
 end
-$_$;
+$$;
 
-COMMENT ON FUNCTION dispatcher.claim_waiting_wakes(p_instance_id uuid, p_limit integer, p_request uuid) IS 'Claims up to p_limit wakes from the waitlist of the instance''s gateway, longest waiting first; an agent that may no longer be woken leaves the list and hides nobody.';
+COMMENT ON FUNCTION dispatcher.claim_waiting_wakes(p_instance_id uuid, p_limit integer, p_request uuid) IS 'Claims up to p_limit wakes from the waitlist of the instance''s gateway, longest waiting first, at most 500 looked at. One that may no longer be woken leaves the list, one that is busy keeps its place; neither hides anybody.';
+
+CREATE FUNCTION dispatcher.claimed_agent_ids(p_claims jsonb) RETURNS TABLE(agent_id uuid, path text, item_ids uuid[], place bigint)
+    LANGUAGE plpgsql STABLE
+    SET search_path TO ''
+    AS $$
+begin
+  if jsonb_typeof(p_claims) is distinct from 'array' then
+    raise exception 'p_claims must be an array of {agent_id, path, item_ids}' using errcode = 'OD002';
+  end if;
+  return query
+    select (claim.value ->> 'agent_id')::uuid, coalesce(claim.value ->> 'path', 'event'),
+           case when jsonb_typeof(claim.value -> 'item_ids') = 'array'
+                then array(select item.value::uuid from jsonb_array_elements_text(claim.value -> 'item_ids') as item where item.value is not null)
+                else '{}' end,
+           claim.ordinality
+      from jsonb_array_elements(p_claims) with ordinality as claim order by claim.ordinality;
+end
+$$;
+
+COMMENT ON FUNCTION dispatcher.claimed_agent_ids(p_claims jsonb) IS 'The claims of a call, in order; raises OD002 where they are not a list.';
 
 CREATE FUNCTION dispatcher.clean_inbox_reason(p_reason text) RETURNS text
     LANGUAGE sql IMMUTABLE PARALLEL SAFE
@@ -637,6 +712,73 @@ end
 $$;
 
 COMMENT ON FUNCTION dispatcher.complete_workflow_row(p_run public.workflow_runs) IS 'The row with the times and keys its state implies.';
+
+CREATE FUNCTION dispatcher.contained_claim(p_claimant dispatcher.claimant, p_agent_id uuid, p_path text, p_item_ids uuid[], p_request uuid) RETURNS jsonb
+    LANGUAGE plpgsql
+    SET search_path TO ''
+    AS $$
+declare
+  v_error text;
+begin
+  return dispatcher.claim_one_wake(p_claimant, p_agent_id, p_path, p_item_ids, p_request);
+exception when lock_not_available then
+  return dispatcher.busy_agent(p_agent_id);
+when others then
+  if dispatcher.must_abort(sqlstate) then raise; end if;
+  v_error := sqlerrm;
+  return dispatcher.refusal(p_agent_id, (select agent.slug from public.agents as agent where agent.id = p_agent_id), 'error', null)
+         || jsonb_build_object('error', left(v_error, 500), 'error_code', sqlstate);
+end
+$$;
+
+COMMENT ON FUNCTION dispatcher.contained_claim(p_claimant dispatcher.claimant, p_agent_id uuid, p_path text, p_item_ids uuid[], p_request uuid) IS 'claim_one_wake, but what raises for one agent is that agent''s answer: skip_reason error, with error and error_code.';
+
+CREATE TABLE public.agent_wakes (
+    id uuid DEFAULT gen_random_uuid() NOT NULL,
+    tenant_id uuid NOT NULL,
+    agent_id uuid NOT NULL,
+    gateway_id uuid NOT NULL,
+    instance_id uuid,
+    claim_token uuid DEFAULT gen_random_uuid() NOT NULL,
+    claim_request uuid,
+    state text DEFAULT 'starting'::text NOT NULL,
+    path text NOT NULL,
+    item_ids uuid[] DEFAULT '{}'::uuid[] NOT NULL,
+    chain_depth integer DEFAULT 0 NOT NULL,
+    model_override text,
+    thinking_override text,
+    host_id text,
+    pid integer,
+    pid_started_at double precision,
+    claimed_at timestamp with time zone DEFAULT now() NOT NULL,
+    started_at timestamp with time zone,
+    deadline_at timestamp with time zone NOT NULL,
+    ended_at timestamp with time zone,
+    exit_code integer,
+    error text,
+    workflow_run_id uuid,
+    stop_cause text,
+    CONSTRAINT agent_wakes_ended_has_time CHECK (((state = ANY (ARRAY['starting'::text, 'running'::text])) = (ended_at IS NULL))),
+    CONSTRAINT agent_wakes_path_check CHECK ((path = ANY (ARRAY['event'::text, 'sweep'::text, 'waitlist'::text, 'due'::text, 'command'::text, 'workflow'::text]))),
+    CONSTRAINT agent_wakes_running_has_pid CHECK (((state <> 'running'::text) OR ((pid IS NOT NULL) AND (started_at IS NOT NULL)))),
+    CONSTRAINT agent_wakes_state_check CHECK ((state = ANY (ARRAY['starting'::text, 'running'::text, 'succeeded'::text, 'failed'::text, 'timed_out'::text, 'no_progress'::text, 'lost'::text, 'interrupted'::text, 'spawn_failed'::text])))
+);
+
+COMMENT ON TABLE public.agent_wakes IS 'One row per wake: one run of `openclaw agent` for one agent, from its claim to its end.';
+
+COMMENT ON COLUMN public.agent_wakes.workflow_run_id IS 'The orphaned run this wake was started for.';
+
+COMMENT ON COLUMN public.agent_wakes.stop_cause IS 'Set when the run its process works on was ended from outside: its instance stops the process.';
+
+CREATE FUNCTION dispatcher.dead_letters_of_wake(p_wake public.agent_wakes, p_known uuid[]) RETURNS uuid[]
+    LANGUAGE sql STABLE
+    SET search_path TO ''
+    AS $$
+  select coalesce(array_agg(lease.item_id), '{}') from public.inbox_item_leases as lease
+   where lease.wake_id = p_wake.id and lease.outcome = 'dead_letter' and lease.item_id <> all (p_known)
+$$;
+
+COMMENT ON FUNCTION dispatcher.dead_letters_of_wake(p_wake public.agent_wakes, p_known uuid[]) IS 'Items the agent itself failed for good in a wake, without p_known.';
 
 CREATE FUNCTION dispatcher.dispatch_queued_runs(p_tenant_id uuid, p_settings jsonb, p_estimates jsonb, p_budgets jsonb) RETURNS jsonb
     LANGUAGE plpgsql
@@ -745,61 +887,57 @@ CREATE FUNCTION dispatcher.end_wake(p_wake_id uuid, p_claim_token uuid, p_ending
     SET search_path TO ''
     AS $$
 declare
+  v_locked record;
   v_wake public.agent_wakes;
+  v_settings public.dispatcher_settings;
   v_state text;
-  v_settings jsonb;
   v_failures integer;
-  v_max integer;
-  v_released integer;
+  v_dead uuid[];
 begin
-  if p_ending not in ('exited', 'timed_out', 'interrupted', 'lost', 'spawn_failed') then
-    raise exception 'unknown ending %', p_ending using errcode = 'OD002';
+  if p_ending is null or p_ending not in ('exited', 'timed_out', 'interrupted', 'lost', 'spawn_failed', 'item_refused', 'agent_refused') then
+    return jsonb_build_object('wake_id', p_wake_id, 'applied', false, 'code', 'invalid', 'error', format('unknown ending %s', left(p_ending, 100)));
   end if;
-  perform from public.agent_wake_state where agent_id = (select agent_id from public.agent_wakes where id = p_wake_id) for update;
-  select * into v_wake from public.agent_wakes where id = p_wake_id for update;
-  if v_wake.id is null or v_wake.claim_token <> p_claim_token then
-    return jsonb_build_object('wake_id', p_wake_id, 'applied', false, 'state', v_wake.state,
-                              'code', case when v_wake.id is null then 'not_found' else 'fence_lost' end);
+  v_locked := dispatcher.lock_wake(p_wake_id);
+  v_wake := v_locked.wake;
+  if v_locked.verdict <> 'ok' then
+    return jsonb_build_object('wake_id', p_wake_id, 'applied', false, 'code', v_locked.verdict);
   end if;
-  select settings into v_settings from public.dispatcher_instances where id = v_wake.instance_id;
-  v_settings := coalesce(v_settings, (select settings from public.dispatcher_instances where gateway_id = v_wake.gateway_id order by last_heartbeat_at desc limit 1));
+  if p_claim_token is null or v_wake.claim_token <> p_claim_token then
+    return jsonb_build_object('wake_id', p_wake_id, 'applied', false, 'state', v_wake.state, 'code', 'fence_lost');
+  end if;
+  select * into v_settings from public.dispatcher_settings where instance_id = v_wake.instance_id;
+  if v_settings.instance_id is null then
+    v_settings := dispatcher.settings_of_gateway(v_wake.gateway_id, '{}');
+  end if;
   if v_wake.ended_at is not null then
     -- Whoever asks again did not hear the first answer, and so not when to look at the agent next.
     return jsonb_build_object('wake_id', p_wake_id, 'applied', false, 'code', 'already', 'state', v_wake.state, 'agent_id', v_wake.agent_id)
-           || dispatcher.wait_for_next_wake(v_wake.agent_id, v_settings,
-             case when v_wake.state in ('interrupted', 'lost') then v_wake.claimed_at else now() end);
+           || dispatcher.wait_for_next_wake(v_wake, v_settings, v_wake.state);
   end if;
   perform set_config('dispatcher.quiet', 'on', true);
   v_state := dispatcher.wake_end_state(v_wake, p_ending, p_exit_code);
   update public.agent_wakes set state = v_state, ended_at = now(), exit_code = p_exit_code, error = left(p_error, 2000) where id = p_wake_id;
-  v_released := dispatcher.release_wake_leases(v_wake, v_state in ('interrupted', 'spawn_failed'), format('wake ended (%s) with the item unfinished', v_state));
-  if v_state = 'lost' and v_released = 0 then
-    perform dispatcher.spend_attempt_of_lost_wake(v_wake);
-  end if;
-
-  v_max := (v_settings ->> 'max_consecutive_failures')::integer;
-  update public.agent_wake_state as wake_state
+  update public.agent_wake_state as memory
      set last_ended_at = now(), last_end_state = v_state, updated_at = now(),
-         consecutive_failures = case
-           when v_state = 'succeeded' then 0
-           when v_state in ('interrupted', 'lost') then wake_state.consecutive_failures
-           -- slow but working: a longer cooldown, never a stall of its own making
-           when v_state = 'timed_out' and dispatcher.wake_has_progress(v_wake)
-             then greatest(least(wake_state.consecutive_failures + 1, v_max - 1), wake_state.consecutive_failures)
-           else wake_state.consecutive_failures + 1 end
-   where wake_state.agent_id = v_wake.agent_id
-  returning wake_state.consecutive_failures into v_failures;
-  if v_failures >= v_max then
-    perform dispatcher.mark_agent_stalled(v_wake.agent_id);
+         consecutive_failures = dispatcher.failures_after(memory.consecutive_failures, v_state, p_ending, v_state = 'timed_out'
+                                  and dispatcher.wake_has_progress(v_wake), v_settings.max_consecutive_failures)
+   where memory.agent_id = v_wake.agent_id
+  returning memory.consecutive_failures into v_failures;
+  v_dead := dispatcher.settle_items_of_wake(v_wake, v_state, p_ending, p_error);
+  if v_wake.started_at is null then
+    perform dispatcher.stamp_items(v_wake, null);
+  end if;
+  if v_failures >= v_settings.max_consecutive_failures then
+    perform dispatcher.mark_agent_stalled(v_wake.agent_id, case when p_ending = 'agent_refused' then format('It cannot be started: %s', left(p_error, 500)) end);
   end if;
   return jsonb_build_object('wake_id', p_wake_id, 'applied', true, 'code', 'ok', 'state', v_state, 'agent_id', v_wake.agent_id,
-                            'agent_slug', (select slug from public.agents where id = v_wake.agent_id),
-                            'consecutive_failures', v_failures) || dispatcher.wait_for_next_wake(v_wake.agent_id, v_settings,
-             case when v_state in ('interrupted', 'lost') then v_wake.claimed_at else now() end);
+                            'agent_slug', (select slug from public.agents where id = v_wake.agent_id), 'consecutive_failures', v_failures,
+                            'dead_letters', to_jsonb(v_dead || dispatcher.dead_letters_of_wake(v_wake, v_dead)))
+         || dispatcher.wait_for_next_wake(v_wake, v_settings, v_state);
 end
 $$;
 
-COMMENT ON FUNCTION dispatcher.end_wake(p_wake_id uuid, p_claim_token uuid, p_ending text, p_exit_code integer, p_error text) IS 'Ends a wake: final state, leases released, failures counted, and what is next for its agent (waitlisted, or retry_in seconds). p_ending: exited, timed_out, interrupted, lost, spawn_failed. Needs the claim token.';
+COMMENT ON FUNCTION dispatcher.end_wake(p_wake_id uuid, p_claim_token uuid, p_ending text, p_exit_code integer, p_error text) IS 'Ends a wake: final state, leases released, failures counted, items given up (dead_letters), and what is next for its agent (waitlisted, or retry_in seconds). p_ending: exited, timed_out, interrupted, lost, spawn_failed, item_refused (its first item is at fault and given up), agent_refused (the agent is stalled at once). Needs the claim token; busy where another session holds a row of the agent.';
 
 CREATE FUNCTION dispatcher.end_workflow_claim(p_run public.workflow_runs, p_as text) RETURNS void
     LANGUAGE sql
@@ -858,6 +996,28 @@ $$;
 
 COMMENT ON FUNCTION dispatcher.enforce_budgets(p_tenant_id uuid, p_budgets jsonb, p_estimates jsonb, OUT stopped integer, OUT budgets jsonb, OUT event_error text) IS 'What follows from evaluated budgets whatever is queued: recoveries, hard stops, one event per breach. Answers how many runs were stopped, and the budgets as they stand after that.';
 
+CREATE FUNCTION dispatcher.ensure_type(p_name text, p_attributes text) RETURNS void
+    LANGUAGE plpgsql
+    SET search_path TO ''
+    AS $$
+declare
+  v_present text;
+begin
+  select string_agg(attribute.attname || ' ' || format_type(attribute.atttypid, attribute.atttypmod), ', ' order by attribute.attnum) into v_present
+    from pg_catalog.pg_type as type join pg_catalog.pg_attribute as attribute on attribute.attrelid = type.typrelid
+   where type.typnamespace = 'dispatcher'::regnamespace and type.typname = p_name and attribute.attnum > 0 and not attribute.attisdropped;
+  if v_present is not distinct from p_attributes then
+    return;
+  end if;
+  if v_present is not null then
+    execute format('drop type dispatcher.%I cascade', p_name);
+  end if;
+  execute format('create type dispatcher.%I as (%s)', p_name, p_attributes);
+end
+$$;
+
+COMMENT ON FUNCTION dispatcher.ensure_type(p_name text, p_attributes text) IS 'Makes a composite type of schema dispatcher what p_attributes says (names and types as format_type writes them); one that differs goes, with the functions that use it, which the files make anew.';
+
 CREATE FUNCTION dispatcher.evaluate_budgets(p_tenant_id uuid, p_estimates jsonb, p_now timestamp with time zone DEFAULT now()) RETURNS jsonb
     LANGUAGE plpgsql STABLE
     SET search_path TO ''
@@ -896,84 +1056,77 @@ $$;
 
 COMMENT ON FUNCTION dispatcher.evaluate_budgets(p_tenant_id uuid, p_estimates jsonb, p_now timestamp with time zone) IS 'Every active budget with its period and spend; one aggregate per period, however many budgets there are and runs wait. A budget that cannot be evaluated carries its error.';
 
-CREATE FUNCTION dispatcher.expire_stale_items(p_instance public.dispatcher_instances) RETURNS integer
+CREATE FUNCTION dispatcher.expire_stale_items(p_sweeper dispatcher.claimant, p_limit integer) RETURNS integer
     LANGUAGE plpgsql
     SET search_path TO ''
     AS $$
 declare
-  v_hours constant double precision := (p_instance.settings ->> 'stale_item_age_hours')::double precision;
-  v_oldest timestamptz;
   v_count integer;
 begin
-  if v_hours <= 0 then
-    return 0;
-  end if;
-  v_oldest := now() - make_interval(secs => v_hours * 3600);
   update public.agent_inbox_items as item
      set status = 'failed', attempt_count = greatest(item.attempt_count, item.max_attempts), failed_at = now(), updated_at = now(),
-         context = dispatcher.merge_inbox_context(item.context, jsonb_build_object('last_failure_reason', format('stale: pending for more than %s h', v_hours)))
-   where item.id in (
-     select stale.id from public.agents as agent
-       join public.agent_inbox_items as stale on stale.agent_id = agent.id and stale.tenant_id = agent.tenant_id
-       left join public.agent_wake_state as state on state.agent_id = agent.id
-       left join public.inbox_item_reopenings as reopening on reopening.item_id = stale.id
-      where agent.gateway_id = p_instance.gateway_id and agent.tenant_id = p_instance.tenant_id and agent.status not in ('paused', 'hibernating')
-        and stale.status = 'pending' and stale.attempt_count < stale.max_attempts and stale.created_at < v_oldest
-        and coalesce(reopening.reopened_at, '-infinity') < v_oldest and coalesce(state.resumed_at, '-infinity') < v_oldest
-      limit 1000 for update of stale skip locked);
+         context = dispatcher.merge_inbox_context(item.context, jsonb_build_object(
+           'last_failure_reason', format('stale: pending for more than %s h', (p_sweeper.settings).stale_item_age_hours)))
+   where item.id = any (dispatcher.stale_item_ids(p_sweeper, p_limit));
   get diagnostics v_count = row_count;
   return v_count;
 end
 $$;
 
-COMMENT ON FUNCTION dispatcher.expire_stale_items(p_instance public.dispatcher_instances) IS 'Items pending for longer than stale_item_age_hours fail for good, reason recorded, at most 1,000 a call. The age counts from the creation, the last requeue or the end of its agent''s pause; items of paused or hibernating agents wait.';
+COMMENT ON FUNCTION dispatcher.expire_stale_items(p_sweeper dispatcher.claimant, p_limit integer) IS 'Stale items fail for good, reason recorded.';
 
-CREATE FUNCTION dispatcher.fill_waitlist(p_instance public.dispatcher_instances) RETURNS jsonb
+CREATE FUNCTION dispatcher.failures_after(p_before integer, p_state text, p_ending text, p_has_progress boolean, p_max integer) RETURNS integer
+    LANGUAGE sql IMMUTABLE
+    SET search_path TO ''
+    AS $$
+  select case
+    when p_state = 'succeeded' then 0
+    when p_state in ('interrupted', 'lost') or p_ending = 'item_refused' then p_before
+    when p_ending = 'agent_refused' then greatest(p_before, p_max)
+    -- slow but working: a longer cooldown, never a stall of its own making
+    when p_state = 'timed_out' and p_has_progress then greatest(least(p_before + 1, p_max - 1), p_before)
+    else least(p_before, 2147483646) + 1 end
+$$;
+
+COMMENT ON FUNCTION dispatcher.failures_after(p_before integer, p_state text, p_ending text, p_has_progress boolean, p_max integer) IS 'Failures in a row after a wake that ended so.';
+
+CREATE FUNCTION dispatcher.fill_waitlist(p_sweeper dispatcher.claimant, p_cursor jsonb, p_limit integer) RETURNS jsonb
     LANGUAGE plpgsql
     SET search_path TO ''
     AS $$
 declare
+  -- All pages of one sweep carry the time of its first: agents wait in the order of their oldest items, whatever the page.
+  v_since constant timestamptz := coalesce((p_cursor ->> 'since')::timestamptz, now());
   v_agent record;
-  v_gates record;
-  v_ready uuid[] := '{}';
-  v_oldest timestamptz[] := '{}';
+  v_refusal jsonb;
   v_skipped jsonb := '[]';
+  v_seen integer := 0;
+  v_listed integer := 0;
+  v_last uuid;
 begin
-  for v_agent in
-    select agent.id, agent.slug, oldest.created_at from public.agents as agent
-     cross join lateral (select due.created_at from dispatcher.inbox_due as due
-                          where due.agent_id = agent.id and due.tenant_id = agent.tenant_id order by due.created_at limit 1) as oldest
-     where agent.gateway_id = p_instance.gateway_id and agent.tenant_id = p_instance.tenant_id
-       and not exists (select from public.agent_wake_state as state where state.agent_id = agent.id and state.waitlisted_at is not null)
-       and not exists (select from public.agent_wakes as wake where wake.agent_id = agent.id and wake.state in ('starting', 'running'))
-     order by oldest.created_at
-  loop
-    begin
-      select * into v_gates from dispatcher.wake_gates(v_agent.id, p_instance.settings);
-      if cardinality(v_gates.blocked) = 0 then
-        v_ready := v_ready || v_agent.id;
-        v_oldest := v_oldest || v_agent.created_at;
-      else
-        v_skipped := v_skipped || jsonb_build_object('granted', false, 'agent_id', v_agent.id, 'agent_slug', v_agent.slug,
-          'skip_reason', v_gates.blocked[1], 'retry_in', extract(epoch from v_gates.retry_at - now()), 'failures', v_gates.failures);
-      end if;
-    exception when query_canceled then
-      raise;
-    when others then
-      v_skipped := v_skipped || jsonb_build_object('granted', false, 'agent_id', v_agent.id, 'agent_slug', v_agent.slug,
-        'skip_reason', 'error', 'error', sqlerrm, 'error_code', sqlstate);
-    end;
+  for v_agent in select * from dispatcher.agents_with_work(p_sweeper, (p_cursor ->> 'after')::uuid, p_limit) loop
+    v_seen := v_seen + 1;
+    v_last := v_agent.agent_id;
+    v_refusal := dispatcher.list_agent(p_sweeper, v_agent.agent_id, v_agent.agent_slug, v_agent.oldest, v_since);
+    v_listed := v_listed + (v_refusal is null)::integer;
+    v_skipped := v_skipped || coalesce(v_refusal, '[]'::jsonb);
   end loop;
-  insert into public.agent_wake_state as state (agent_id, tenant_id, waitlisted_at, waitlist_path, waiting_since)
-  select ready.id, p_instance.tenant_id, now(), 'sweep', ready.oldest from unnest(v_ready, v_oldest) as ready (id, oldest)
-  on conflict (agent_id) do update
-     set waitlisted_at = excluded.waitlisted_at, waitlist_path = excluded.waitlist_path, waiting_since = excluded.waiting_since, updated_at = now()
-   where state.waitlisted_at is null;
-  return v_skipped;
+  return jsonb_build_object('count', v_listed, 'skipped', v_skipped, 'again', v_seen >= p_limit,
+                            'cursor', jsonb_build_object('after', v_last, 'since', v_since));
 end
 $$;
 
-COMMENT ON FUNCTION dispatcher.fill_waitlist(p_instance public.dispatcher_instances) IS 'Puts every agent of the gateway that has work and open gates on the waitlist, oldest item first; answers the refused ones with their reason.';
+COMMENT ON FUNCTION dispatcher.fill_waitlist(p_sweeper dispatcher.claimant, p_cursor jsonb, p_limit integer) IS 'Puts agents of the gateway that have work and open gates on the waitlist; answers the refused ones with their reason. p_cursor: {after, since} of the page before.';
+
+CREATE FUNCTION dispatcher.find_gateway(p_tenant_id uuid, p_gateway text) RETURNS uuid
+    LANGUAGE sql STABLE
+    SET search_path TO ''
+    AS $$
+  select id from public.gateways where tenant_id = p_tenant_id and (slug = p_gateway or id::text = p_gateway)
+   order by id::text = p_gateway desc limit 1
+$$;
+
+COMMENT ON FUNCTION dispatcher.find_gateway(p_tenant_id uuid, p_gateway text) IS 'The id of a tenant''s gateway by id or slug; NULL when there is none.';
 
 CREATE FUNCTION dispatcher.find_inbox_agent(p_tenant_id uuid, p_agent_slug text) RETURNS uuid
     LANGUAGE sql STABLE
@@ -983,44 +1136,6 @@ CREATE FUNCTION dispatcher.find_inbox_agent(p_tenant_id uuid, p_agent_slug text)
 $$;
 
 COMMENT ON FUNCTION dispatcher.find_inbox_agent(p_tenant_id uuid, p_agent_slug text) IS 'The id of a tenant''s agent by its present slug; null when there is none.';
-
-CREATE TABLE public.agent_wakes (
-    id uuid DEFAULT gen_random_uuid() NOT NULL,
-    tenant_id uuid NOT NULL,
-    agent_id uuid NOT NULL,
-    gateway_id uuid NOT NULL,
-    instance_id uuid,
-    claim_token uuid DEFAULT gen_random_uuid() NOT NULL,
-    claim_request uuid,
-    state text DEFAULT 'starting'::text NOT NULL,
-    path text NOT NULL,
-    item_ids uuid[] DEFAULT '{}'::uuid[] NOT NULL,
-    chain_depth integer DEFAULT 0 NOT NULL,
-    model_override text,
-    thinking_override text,
-    host_id text,
-    pid integer,
-    pid_started_at double precision,
-    claimed_at timestamp with time zone DEFAULT now() NOT NULL,
-    started_at timestamp with time zone,
-    deadline_at timestamp with time zone NOT NULL,
-    progressed_at timestamp with time zone,
-    ended_at timestamp with time zone,
-    exit_code integer,
-    error text,
-    workflow_run_id uuid,
-    stop_cause text,
-    CONSTRAINT agent_wakes_ended_has_time CHECK (((state = ANY (ARRAY['starting'::text, 'running'::text])) = (ended_at IS NULL))),
-    CONSTRAINT agent_wakes_path_check CHECK ((path = ANY (ARRAY['event'::text, 'sweep'::text, 'waitlist'::text, 'due'::text, 'command'::text, 'workflow'::text]))),
-    CONSTRAINT agent_wakes_running_has_pid CHECK (((state <> 'running'::text) OR ((pid IS NOT NULL) AND (started_at IS NOT NULL)))),
-    CONSTRAINT agent_wakes_state_check CHECK ((state = ANY (ARRAY['starting'::text, 'running'::text, 'succeeded'::text, 'failed'::text, 'timed_out'::text, 'no_progress'::text, 'lost'::text, 'interrupted'::text, 'spawn_failed'::text])))
-);
-
-COMMENT ON TABLE public.agent_wakes IS 'One row per wake: one run of `openclaw agent` for one agent, from its claim to its end.';
-
-COMMENT ON COLUMN public.agent_wakes.workflow_run_id IS 'The orphaned run this wake was started for.';
-
-COMMENT ON COLUMN public.agent_wakes.stop_cause IS 'Set when the run its process works on was ended from outside: its instance stops the process.';
 
 CREATE FUNCTION dispatcher.find_sender_wake(p_agent_id uuid) RETURNS public.agent_wakes
     LANGUAGE sql STABLE
@@ -1057,7 +1172,7 @@ begin
   end if;
   perform dispatcher.end_workflow_claim(v_run, p_status);
   v_run := dispatcher.book_workflow_usage(v_run, p_usage);
-  perform dispatcher.note_wake_progress(v_run);
+  perform dispatcher.note_work_on_claim(v_run);
   update public.workflow_runs
      set status = p_status, finished_at = now(), output_summary = coalesce(p_output, output_summary), wake_id = null,
          last_error = case p_status when 'failed' then coalesce(nullif(btrim(left(p_error, 4000)), ''), 'no reason given') else last_error end,
@@ -1069,6 +1184,33 @@ $$;
 
 COMMENT ON FUNCTION dispatcher.finish_workflow_run(p_tenant_id uuid, p_run_id uuid, p_session text, p_claim_token uuid, p_status text, p_output jsonb, p_error text, p_usage jsonb) IS 'Ends a run as completed or failed on behalf of the session that holds it. already for a repeat.';
 
+CREATE FUNCTION dispatcher.forget_old_instances(p_gateway_id uuid) RETURNS void
+    LANGUAGE sql
+    SET search_path TO ''
+    AS $$
+  delete from public.dispatcher_instances where id in (
+    select old.id from public.dispatcher_instances as old
+     where old.gateway_id = p_gateway_id and old.last_heartbeat_at < now() - interval '7 days'
+       and not exists (select from public.agent_wakes as wake where wake.instance_id = old.id and wake.ended_at is null)
+     limit 500 for update skip locked)
+$$;
+
+COMMENT ON FUNCTION dispatcher.forget_old_instances(p_gateway_id uuid) IS 'Daemons of a gateway that were last heard of a week ago go, unless a wake of theirs is open.';
+
+CREATE FUNCTION dispatcher.forgotten_leases(p_sweeper dispatcher.claimant, p_limit integer) RETURNS SETOF public.agent_wakes
+    LANGUAGE sql STABLE
+    SET search_path TO ''
+    AS $$
+  select distinct on (wake.id) wake.* from public.inbox_item_leases as lease
+    join public.agent_wakes as wake on wake.id = lease.wake_id
+    join public.agent_inbox_items as item on item.id = lease.item_id
+   where lease.closed_at is null and wake.gateway_id = p_sweeper.gateway_id and wake.ended_at < now() - interval '5 seconds'
+     and item.status = 'leased' and item.leased_at = lease.leased_at
+   limit p_limit
+$$;
+
+COMMENT ON FUNCTION dispatcher.forgotten_leases(p_sweeper dispatcher.claimant, p_limit integer) IS 'Ended wakes that still hold a lease: somebody held the item when the wake ended.';
+
 CREATE FUNCTION dispatcher.gateway_backlog(p_gateway_id uuid) RETURNS jsonb
     LANGUAGE sql STABLE
     SET search_path TO ''
@@ -1076,7 +1218,7 @@ CREATE FUNCTION dispatcher.gateway_backlog(p_gateway_id uuid) RETURNS jsonb
   select jsonb_build_object('items', count(*), 'under_1m', count(*) filter (where age < interval '1 minute'),
                             'under_1h', count(*) filter (where age >= interval '1 minute' and age < interval '1 hour'),
                             'over_1h', count(*) filter (where age >= interval '1 hour'), 'oldest_seconds', round(extract(epoch from max(age))))
-    from (select now() - due.created_at as age from dispatcher.inbox_due as due join public.agents as agent on agent.id = due.agent_id
+    from (select now() - dispatcher.known_time(due.created_at) as age from dispatcher.inbox_due as due join public.agents as agent on agent.id = due.agent_id
            where agent.gateway_id = p_gateway_id) as ages
 $$;
 
@@ -1092,27 +1234,52 @@ $$;
 
 COMMENT ON FUNCTION dispatcher.gateway_of_workflow_agent(p_tenant_id uuid, p_agent_id text) IS 'The gateway of an agent by slug; the tenant''s only gateway for an agent without a row; else NULL.';
 
-CREATE FUNCTION dispatcher.gateway_settings(p_gateway_id uuid) RETURNS jsonb
-    LANGUAGE sql STABLE
+CREATE FUNCTION dispatcher.give_up_items(p_item_ids uuid[], p_reason text) RETURNS uuid[]
+    LANGUAGE plpgsql
     SET search_path TO ''
     AS $$
-  select settings from public.dispatcher_instances as instance where gateway_id = p_gateway_id
-   order by (state = 'running' and not dispatcher.is_instance_silent(instance)) desc, last_heartbeat_at desc limit 1
+declare
+  v_ids uuid[];
+begin
+  with given_up as (
+    update public.agent_inbox_items
+       set status = 'dead_letter', failed_at = now(), leased_at = null, leased_until = null, updated_at = now(),
+           context = dispatcher.merge_inbox_context(context, jsonb_build_object('last_failure_reason', p_reason))
+     where id in (select item.id from public.agent_inbox_items as item
+                   where item.id = any (p_item_ids) and item.status <> 'dead_letter' for update skip locked)
+    returning id)
+  select array_agg(id) into v_ids from given_up;
+  return coalesce(v_ids, '{}');
+end
 $$;
 
-COMMENT ON FUNCTION dispatcher.gateway_settings(p_gateway_id uuid) IS 'The settings of the gateway''s most recent daemon; NULL when none ever ran.';
+COMMENT ON FUNCTION dispatcher.give_up_items(p_item_ids uuid[], p_reason text) IS 'dead_letter with its reason, for those that nobody holds; answers which.';
 
-CREATE FUNCTION dispatcher.give_up_item(p_item_id uuid, p_reason text) RETURNS void
-    LANGUAGE sql
+CREATE FUNCTION dispatcher.give_up_spent_items(p_sweeper dispatcher.claimant, p_limit integer) RETURNS integer
+    LANGUAGE plpgsql
     SET search_path TO ''
     AS $$
-  update public.agent_inbox_items
-     set status = 'dead_letter', failed_at = now(), leased_at = null, leased_until = null, updated_at = now(),
-         context = dispatcher.merge_inbox_context(context, jsonb_build_object('last_failure_reason', p_reason))
-   where id = p_item_id
+declare
+  v_agent record;
+  v_dead uuid[];
+  v_reason constant text := 'No attempts left';
+  v_count integer := 0;
+begin
+  for v_agent in
+    select spent.agent_id, array_agg(spent.item_id) as item_ids from dispatcher.spent_items(p_sweeper, p_limit) as spent group by spent.agent_id
+  loop
+    update public.inbox_item_leases set closed_at = now(), outcome = 'dead_letter'
+     where item_id in (select lease.item_id from public.inbox_item_leases as lease
+                        where lease.item_id = any (v_agent.item_ids) and lease.closed_at is null for update skip locked);
+    v_dead := dispatcher.give_up_items(v_agent.item_ids, v_reason);
+    perform dispatcher.tell_dead_letters(v_agent.agent_id, v_dead, v_reason);
+    v_count := v_count + cardinality(v_dead);
+  end loop;
+  return v_count;
+end
 $$;
 
-COMMENT ON FUNCTION dispatcher.give_up_item(p_item_id uuid, p_reason text) IS 'dead_letter with its reason.';
+COMMENT ON FUNCTION dispatcher.give_up_spent_items(p_sweeper dispatcher.claimant, p_limit integer) IS 'Items without attempts left become dead_letter, with the reason; one notification per agent.';
 
 CREATE FUNCTION dispatcher.guard_workflow_transition() RETURNS trigger
     LANGUAGE plpgsql
@@ -1156,7 +1323,7 @@ CREATE FUNCTION dispatcher.hint_agent_change() RETURNS trigger
     AS $$
 begin
   if old.status in ('paused', 'hibernating') and new.status not in ('paused', 'hibernating') then
-    insert into public.agent_wake_state (agent_id, tenant_id, resumed_at) values (new.id, new.tenant_id, now())
+    insert into public.agent_resumptions (agent_id, tenant_id) values (new.id, new.tenant_id)
     on conflict (agent_id) do update set resumed_at = now();
   end if;
   perform dispatcher.send_gateway_hint(new.gateway_id, 'agent', jsonb_build_object('agent_id', new.id));
@@ -1169,7 +1336,7 @@ exception when others then
 end
 $$;
 
-COMMENT ON FUNCTION dispatcher.hint_agent_change() IS 'After an agent''s status or gateway changed: a hint to its gateway, and to the one it left. Never fails the update.';
+COMMENT ON FUNCTION dispatcher.hint_agent_change() IS 'After an agent''s status or gateway changed: a hint to its gateway, and to the one it left; the end of a pause is kept. Never fails the update.';
 
 CREATE FUNCTION dispatcher.hint_budget_change() RETURNS trigger
     LANGUAGE plpgsql SECURITY DEFINER
@@ -1189,36 +1356,47 @@ CREATE FUNCTION dispatcher.hint_inbox_insert() RETURNS trigger
     LANGUAGE plpgsql SECURITY DEFINER
     SET search_path TO ''
     AS $$
-declare
-  v_hint record;
 begin
-  for v_hint in
-    select agent.gateway_id, agent.id as agent_id, (array_agg(item.id order by item.created_at, item.id))[1:50] as item_ids,
-           bool_or(origin.from_agent_id is distinct from item.agent_id) as from_outside
-      from new_items as item
-      join public.agents as agent on agent.id = item.agent_id and agent.tenant_id = item.tenant_id
-      left join public.inbox_item_origins as origin on origin.item_id = item.id
-     where item.status = 'pending'
-     group by agent.gateway_id, agent.id
-  loop
-    perform dispatcher.send_gateway_hint(v_hint.gateway_id, 'inbox',
-      jsonb_build_object('agent_id', v_hint.agent_id, 'item_id', v_hint.item_ids[1])
-      || case when cardinality(v_hint.item_ids) > 1 then jsonb_build_object('item_ids', v_hint.item_ids) else '{}'::jsonb end);
-    if v_hint.from_outside then
-      -- Never a wait in somebody's insert: where the row is held, the claim that holds it sees the new item by itself.
-      perform from public.agent_wake_state where agent_id = v_hint.agent_id for update skip locked;
-      if found then
-        perform dispatcher.reset_wake_failures(v_hint.agent_id);
-      end if;
-    end if;
-  end loop;
+  perform dispatcher.send_gateway_hint(hint.gateway_id, 'inbox',
+            jsonb_build_object('agent_id', hint.agent_id, 'item_id', hint.item_ids[1])
+            || case when cardinality(hint.item_ids) > 1 then jsonb_build_object('item_ids', hint.item_ids) else '{}'::jsonb end)
+     from (select agent.gateway_id, agent.id as agent_id, (array_agg(item.id order by item.created_at, item.id))[1:50] as item_ids
+             from new_items as item join public.agents as agent on agent.id = item.agent_id and agent.tenant_id = item.tenant_id
+            where item.status = 'pending'
+            group by agent.gateway_id, agent.id) as hint;
   return null;
 exception when others then
   return null;
 end
 $$;
 
-COMMENT ON FUNCTION dispatcher.hint_inbox_insert() IS 'After an insert of items: one hint per agent to its gateway ({agent_id, item_id, item_ids}), and new context resets the agent''s failures. Never fails the insert.';
+COMMENT ON FUNCTION dispatcher.hint_inbox_insert() IS 'After an insert of items: one hint per agent to its gateway ({agent_id, item_id, item_ids}). Locks nothing, never fails the insert.';
+
+CREATE FUNCTION dispatcher.hint_inbox_update() RETURNS trigger
+    LANGUAGE plpgsql SECURITY DEFINER
+    SET search_path TO ''
+    AS $$
+begin
+  insert into public.inbox_item_marks as mark (item_id, tenant_id, reopened_at)
+  select item.id, item.tenant_id, now() from new_items as item join old_items as old on old.id = item.id
+   where old.status in ('done', 'failed', 'dead_letter') and item.status = 'pending'
+  on conflict (item_id) do update set reopened_at = excluded.reopened_at;
+  if not dispatcher.is_quiet() then
+    perform dispatcher.send_gateway_hint(hint.gateway_id, 'inbox', jsonb_build_object('agent_id', hint.agent_id, 'item_id', hint.item_id))
+       from (select agent.gateway_id, agent.id as agent_id, (array_agg(item.id order by item.created_at, item.id))[1] as item_id
+               from new_items as item
+               join old_items as old on old.id = item.id and old.status is distinct from item.status
+               join public.agents as agent on agent.id = item.agent_id and agent.tenant_id = item.tenant_id
+              where item.status in ('pending', 'failed')
+              group by agent.gateway_id, agent.id) as hint;
+  end if;
+  return null;
+exception when others then
+  return null;
+end
+$$;
+
+COMMENT ON FUNCTION dispatcher.hint_inbox_update() IS 'After an update of items: one hint per agent and statement for what is back to pending or failed, and when a finished item was reopened. Never fails the update.';
 
 CREATE FUNCTION dispatcher.hint_workflow_daemons(p_tenant_id uuid, p_run_id uuid) RETURNS void
     LANGUAGE plpgsql SECURITY DEFINER
@@ -1368,14 +1546,103 @@ $$;
 
 COMMENT ON FUNCTION dispatcher.is_in_budget_scope(p_scope text, p_scope_id text, p_agent_id text, p_department_id text, p_workflow_type text) IS 'The scope chain of a run: its agent, that agent''s department, its type as project, the fleet.';
 
+CREATE TABLE public.dispatcher_instances (
+    id uuid DEFAULT gen_random_uuid() NOT NULL,
+    tenant_id uuid NOT NULL,
+    gateway_id uuid NOT NULL,
+    state text DEFAULT 'running'::text NOT NULL,
+    hostname text NOT NULL,
+    host_id text NOT NULL,
+    pid integer NOT NULL,
+    pid_started_at double precision,
+    version text NOT NULL,
+    started_at timestamp with time zone DEFAULT now() NOT NULL,
+    last_heartbeat_at timestamp with time zone DEFAULT now() NOT NULL,
+    stopped_at timestamp with time zone,
+    last_sweep_at timestamp with time zone,
+    last_sweep jsonb,
+    last_tick jsonb,
+    canary uuid,
+    realtime jsonb DEFAULT '{}'::jsonb NOT NULL,
+    health jsonb DEFAULT '{}'::jsonb NOT NULL,
+    CONSTRAINT dispatcher_instances_state_check CHECK ((state = ANY (ARRAY['running'::text, 'stopping'::text, 'stopped'::text, 'lost'::text]))),
+    CONSTRAINT dispatcher_instances_stopped_has_time CHECK (((state = 'stopped'::text) = (stopped_at IS NOT NULL)))
+);
+
+COMMENT ON TABLE public.dispatcher_instances IS 'One row per running daemon: identity, heartbeat, last sweep and tick, health.';
+
 CREATE FUNCTION dispatcher.is_instance_silent(p_instance public.dispatcher_instances) RETURNS boolean
     LANGUAGE sql STABLE
     SET search_path TO ''
     AS $$
-  select p_instance.last_heartbeat_at < now() - make_interval(secs => coalesce((p_instance.settings ->> 'instance_timeout')::double precision, 45))
+  select p_instance.last_heartbeat_at < now() - make_interval(secs => coalesce(
+           (select settings.instance_timeout from public.dispatcher_settings as settings where settings.instance_id = p_instance.id), 45))
 $$;
 
 COMMENT ON FUNCTION dispatcher.is_instance_silent(p_instance public.dispatcher_instances) IS 'Whether an instance has sent no heartbeat for longer than its own instance_timeout.';
+
+CREATE FUNCTION dispatcher.is_quiet() RETURNS boolean
+    LANGUAGE sql STABLE
+    SET search_path TO ''
+    AS $$ select coalesce(current_setting('dispatcher.quiet', true), '') = 'on' $$;
+
+COMMENT ON FUNCTION dispatcher.is_quiet() IS 'Whether this transaction is one of ours that looks again by itself: its changes need no hint.';
+
+CREATE FUNCTION dispatcher.is_set_aside_by_stall(p_item_id uuid, p_failed_at timestamp with time zone) RETURNS boolean
+    LANGUAGE sql STABLE
+    SET search_path TO ''
+    AS $$
+  select exists (select from public.inbox_item_marks as mark
+                  where mark.item_id = p_item_id and mark.set_aside_as = 'agent_stalled' and mark.set_aside_at = p_failed_at)
+$$;
+
+COMMENT ON FUNCTION dispatcher.is_set_aside_by_stall(p_item_id uuid, p_failed_at timestamp with time zone) IS 'Whether an item failed because its agent stalled, and not by a try of its own: then it needs no rest.';
+
+CREATE FUNCTION dispatcher.items_of_claim(p_facts dispatcher.gate_facts) RETURNS uuid[]
+    LANGUAGE sql IMMUTABLE
+    SET search_path TO ''
+    AS $$
+  select case when cardinality(p_facts.hinted_item_ids) = 0 then p_facts.due_item_ids
+              else p_facts.hinted_item_ids || array(select head.id from unnest(p_facts.due_item_ids) with ordinality as head (id, place)
+                                                     where head.id <> all (p_facts.hinted_item_ids) order by head.place) end
+$$;
+
+COMMENT ON FUNCTION dispatcher.items_of_claim(p_facts dispatcher.gate_facts) IS 'The items a wake is for: those that hints named, else the oldest; then the ones the agent will lease first.';
+
+CREATE FUNCTION dispatcher.join_waitlist(p_agent_id uuid, p_path text, p_since timestamp with time zone, p_oldest timestamp with time zone) RETURNS void
+    LANGUAGE sql
+    SET search_path TO ''
+    AS $$
+  update public.agent_wake_state
+     set waitlist_path = coalesce(waitlist_path, p_path), waitlisted_at = coalesce(waitlisted_at, p_since),
+         waiting_since = coalesce(waiting_since, p_oldest), updated_at = now()
+   where agent_id = p_agent_id
+$$;
+
+COMMENT ON FUNCTION dispatcher.join_waitlist(p_agent_id uuid, p_path text, p_since timestamp with time zone, p_oldest timestamp with time zone) IS 'Puts an agent on the waitlist, or leaves it in its place there. The caller holds its wake state.';
+
+CREATE FUNCTION dispatcher.keep_settings(p_instance_id uuid, p_tenant_id uuid, p_settings jsonb) RETURNS void
+    LANGUAGE plpgsql
+    SET search_path TO ''
+    AS $$
+declare
+  v_settings public.dispatcher_settings := dispatcher.typed_settings(p_settings);
+begin
+  v_settings.instance_id := p_instance_id;
+  v_settings.tenant_id := p_tenant_id;
+  delete from public.dispatcher_settings where instance_id = p_instance_id;
+  insert into public.dispatcher_settings select (v_settings).*;
+end
+$$;
+
+COMMENT ON FUNCTION dispatcher.keep_settings(p_instance_id uuid, p_tenant_id uuid, p_settings jsonb) IS 'Keeps the settings a daemon registered with, typed.';
+
+CREATE FUNCTION dispatcher.known_time(p_at timestamp with time zone) RETURNS timestamp with time zone
+    LANGUAGE sql STABLE
+    SET search_path TO ''
+    AS $$ select case when p_at between '1970-01-01Z' and now() + interval '1 day' then p_at end $$;
+
+COMMENT ON FUNCTION dispatcher.known_time(p_at timestamp with time zone) IS 'A time of a row as it is shown; NULL for one that no clock has shown yet.';
 
 CREATE FUNCTION dispatcher.lease_busy_inbox_item(p_agent_id uuid, p_lease_seconds integer, p_lease_token uuid, p_wake_id uuid) RETURNS void
     LANGUAGE plpgsql
@@ -1437,6 +1704,102 @@ $$;
 
 COMMENT ON FUNCTION dispatcher.lease_one_inbox_item(p_item_id uuid, p_lease_seconds integer, p_lease_token uuid, p_wake_id uuid) IS 'Leases one item if it is free and due; false when another session has it. The lease names the wake it is taken in, which keeps it alive.';
 
+CREATE FUNCTION dispatcher.leave_waitlist(p_agent_id uuid) RETURNS void
+    LANGUAGE sql
+    SET search_path TO ''
+    AS $$
+  update public.agent_wake_state set waitlisted_at = null, waitlist_path = null, waiting_since = null
+   where agent_id = p_agent_id and waitlisted_at is not null
+$$;
+
+COMMENT ON FUNCTION dispatcher.leave_waitlist(p_agent_id uuid) IS 'Takes an agent off the waitlist. The caller holds its wake state.';
+
+CREATE FUNCTION dispatcher.list_agent(p_sweeper dispatcher.claimant, p_agent_id uuid, p_agent_slug text, p_oldest timestamp with time zone, p_since timestamp with time zone) RETURNS jsonb
+    LANGUAGE plpgsql
+    SET search_path TO ''
+    AS $$
+declare
+  v_facts dispatcher.gate_facts;
+  v_gates record;
+begin
+  v_facts := dispatcher.read_gate_facts(p_agent_id, p_sweeper.settings);
+  v_gates := dispatcher.wake_gates(v_facts, p_sweeper.settings);
+  if cardinality(v_gates.blocked) > 0 then
+    return dispatcher.refusal(p_agent_id, p_agent_slug, v_gates.blocked[1], dispatcher.seconds_until(v_gates.retry_at), v_facts.failures);
+  end if;
+  if (dispatcher.lock_wake_state(p_agent_id, p_sweeper.tenant_id)).agent_id is null then
+    return dispatcher.refusal(p_agent_id, p_agent_slug, 'busy', 1);
+  end if;
+  perform dispatcher.join_waitlist(p_agent_id, 'sweep', p_since, p_oldest);
+  return null;
+exception when lock_not_available then
+  return dispatcher.refusal(p_agent_id, p_agent_slug, 'busy', 1);
+when others then
+  if dispatcher.must_abort(sqlstate) then raise; end if;
+  return dispatcher.refusal(p_agent_id, p_agent_slug, 'error', null) || jsonb_build_object('error', left(sqlerrm, 500), 'error_code', sqlstate);
+end
+$$;
+
+COMMENT ON FUNCTION dispatcher.list_agent(p_sweeper dispatcher.claimant, p_agent_id uuid, p_agent_slug text, p_oldest timestamp with time zone, p_since timestamp with time zone) IS 'Puts one agent, whose oldest item is from p_oldest, on the waitlist when its gates are open; else the refusal. NULL when it is listed.';
+
+CREATE FUNCTION dispatcher.live_wakes_of_gateway(p_gateway_id uuid) RETURNS integer
+    LANGUAGE sql STABLE
+    SET search_path TO ''
+    AS $$ select count(*)::integer from public.agent_wakes where gateway_id = p_gateway_id and state in ('starting', 'running') $$;
+
+COMMENT ON FUNCTION dispatcher.live_wakes_of_gateway(p_gateway_id uuid) IS 'How many wakes of a gateway are alive: what the cap counts.';
+
+CREATE FUNCTION dispatcher.lock_agent(p_claimant dispatcher.claimant, p_agent_id uuid, OUT slug text, OUT verdict text) RETURNS record
+    LANGUAGE plpgsql
+    SET search_path TO ''
+    SET plan_cache_mode TO 'force_generic_plan'
+    AS $$
+begin
+  select agent.slug into slug from public.agents as agent
+   where agent.id = p_agent_id and agent.gateway_id = p_claimant.gateway_id and agent.tenant_id = p_claimant.tenant_id
+     for key share skip locked;
+  verdict := 'ok';
+  if slug is null then
+    select agent.slug into slug from public.agents as agent
+     where agent.id = p_agent_id and agent.gateway_id = p_claimant.gateway_id and agent.tenant_id = p_claimant.tenant_id;
+    verdict := case when slug is null then 'not_local' else 'busy' end;
+  end if;
+end
+$$;
+
+COMMENT ON FUNCTION dispatcher.lock_agent(p_claimant dispatcher.claimant, p_agent_id uuid, OUT slug text, OUT verdict text) IS 'Holds the row of an agent of the claimant''s gateway against its end: verdict ok, busy (somebody holds it) or not_local. Never waits.';
+
+CREATE FUNCTION dispatcher.lock_gateway(p_instance_id uuid) RETURNS dispatcher.claimant
+    LANGUAGE plpgsql
+    SET search_path TO ''
+    SET plan_cache_mode TO 'force_generic_plan'
+    AS $$
+declare
+  v_claimant dispatcher.claimant;
+  v_settings public.dispatcher_settings;
+begin
+  -- The rows that a wake refers to are held along with it: the check of a foreign key then waits for nobody.
+  select settings.* into v_settings
+    from public.dispatcher_instances as instance
+    join public.dispatcher_settings as settings on settings.instance_id = instance.id
+    join public.dispatcher_gateways as lock on lock.gateway_id = instance.gateway_id
+    join public.gateways as gateway on gateway.id = instance.gateway_id
+    join public.tenants as tenant on tenant.id = instance.tenant_id
+   where instance.id = p_instance_id
+     for update of lock for key share of instance, gateway, tenant;
+  if v_settings.instance_id is null then
+    perform dispatcher.running_instance(p_instance_id);
+    raise exception 'the gateway of dispatcher instance % is gone', p_instance_id using errcode = 'OD001', hint = 'Register the instance again.';
+  end if;
+  select instance.id, instance.tenant_id, instance.gateway_id into v_claimant.instance_id, v_claimant.tenant_id, v_claimant.gateway_id
+    from public.dispatcher_instances as instance where instance.id = p_instance_id;
+  v_claimant.settings := v_settings;
+  return v_claimant;
+end
+$$;
+
+COMMENT ON FUNCTION dispatcher.lock_gateway(p_instance_id uuid) IS 'Locks the gateway of an instance, which makes its cap exact, and answers who claims with which settings. The only wait of a claim, bounded by lock_timeout; raises OD001 for an unknown instance.';
+
 CREATE FUNCTION dispatcher.lock_inbox_lease(p_item_id uuid, p_lease_token uuid, p_outcomes text[]) RETURNS text
     LANGUAGE plpgsql
     SET search_path TO ''
@@ -1445,11 +1808,11 @@ declare
   v_item public.agent_inbox_items;
   v_lease public.inbox_item_leases;
 begin
-  -- The wake first, as end_wake does it: closing an item notes the wake's progress.
+  -- The wake first: one that ends at this moment ends before or after the item is closed, and so knows of it.
   perform from public.agent_wakes as wake
-    where wake.agent_id = (select item.agent_id from public.agent_inbox_items as item where item.id = p_item_id)
+    where wake.id = (select lease.wake_id from public.inbox_item_leases as lease where lease.item_id = p_item_id)
       and wake.state in ('starting', 'running')
-      for no key update;
+      for share;
   select * into v_item from public.agent_inbox_items as item where item.id = p_item_id for update;
   if not found then
     return 'not_found';
@@ -1471,6 +1834,65 @@ $$;
 
 COMMENT ON FUNCTION dispatcher.lock_inbox_lease(p_item_id uuid, p_lease_token uuid, p_outcomes text[]) IS 'Locks an item and its lease and says whether the token still owns it: ok, already (closed by this token with one of the outcomes), lease_lost, not_found.';
 
+CREATE FUNCTION dispatcher.lock_wake(p_wake_id uuid, OUT wake public.agent_wakes, OUT verdict text) RETURNS record
+    LANGUAGE plpgsql
+    SET search_path TO ''
+    AS $$
+declare
+  v_agent_id uuid;
+begin
+  select agent_id into v_agent_id from public.agent_wakes where id = p_wake_id;
+  verdict := case when v_agent_id is null then 'not_found' else 'busy' end;
+  perform from public.agent_wake_state where agent_id = v_agent_id for update skip locked;
+  if found then
+    select * into wake from public.agent_wakes where id = p_wake_id for update skip locked;
+    verdict := case when wake.id is null then 'busy' else 'ok' end;
+  end if;
+end
+$$;
+
+COMMENT ON FUNCTION dispatcher.lock_wake(p_wake_id uuid, OUT wake public.agent_wakes, OUT verdict text) IS 'Locks what the gates remember of the agent, then the wake: verdict ok, busy (somebody holds one of them) or not_found. Never waits.';
+
+CREATE TABLE public.agent_wake_state (
+    agent_id uuid NOT NULL,
+    tenant_id uuid NOT NULL,
+    consecutive_failures integer DEFAULT 0 NOT NULL,
+    stalled_at timestamp with time zone,
+    last_wake_id uuid,
+    last_claimed_at timestamp with time zone,
+    last_ended_at timestamp with time zone,
+    last_end_state text,
+    waitlisted_at timestamp with time zone,
+    waitlist_path text,
+    waiting_since timestamp with time zone,
+    chain_notified_at timestamp with time zone,
+    updated_at timestamp with time zone DEFAULT now() NOT NULL,
+    CONSTRAINT agent_wake_state_consecutive_failures_check CHECK ((consecutive_failures >= 0)),
+    CONSTRAINT agent_wake_state_waiting CHECK (((waitlisted_at IS NULL) = (waitlist_path IS NULL)))
+);
+
+COMMENT ON TABLE public.agent_wake_state IS 'What the gates remember of an agent: failures in a row, stall, last wake, its place on the waitlist.';
+
+COMMENT ON COLUMN public.agent_wake_state.waiting_since IS 'created_at of the oldest item that waits; orders agents that joined the waitlist together.';
+
+CREATE FUNCTION dispatcher.lock_wake_state(p_agent_id uuid, p_tenant_id uuid) RETURNS public.agent_wake_state
+    LANGUAGE plpgsql
+    SET search_path TO ''
+    SET plan_cache_mode TO 'force_generic_plan'
+    AS $$
+declare
+  v_state public.agent_wake_state;
+begin
+  select * into v_state from public.agent_wake_state where agent_id = p_agent_id for update skip locked;
+  if v_state.agent_id is null and not exists (select from public.agent_wake_state where agent_id = p_agent_id) then
+    insert into public.agent_wake_state (agent_id, tenant_id) values (p_agent_id, p_tenant_id) on conflict do nothing returning * into v_state;
+  end if;
+  return v_state;
+end
+$$;
+
+COMMENT ON FUNCTION dispatcher.lock_wake_state(p_agent_id uuid, p_tenant_id uuid) IS 'What the gates remember of an agent, locked, made where there is none; all NULL when somebody else holds it. Never waits.';
+
 CREATE FUNCTION dispatcher.lock_workflow_run(p_tenant_id uuid, p_run_id uuid) RETURNS public.workflow_runs
     LANGUAGE sql
     SET search_path TO ''
@@ -1478,39 +1900,60 @@ CREATE FUNCTION dispatcher.lock_workflow_run(p_tenant_id uuid, p_run_id uuid) RE
 
 COMMENT ON FUNCTION dispatcher.lock_workflow_run(p_tenant_id uuid, p_run_id uuid) IS 'The run, locked; all NULL when the tenant has none of that id.';
 
-CREATE FUNCTION dispatcher.mark_agent_stalled(p_agent_id uuid) RETURNS integer
+CREATE FUNCTION dispatcher.look_around(p_sweeper dispatcher.claimant) RETURNS jsonb
+    LANGUAGE plpgsql
+    SET search_path TO ''
+    AS $$
+begin
+  return jsonb_build_object(
+    'agent_ids', (select coalesce(jsonb_agg(id), '[]') from public.agents where gateway_id = p_sweeper.gateway_id and tenant_id = p_sweeper.tenant_id),
+    'open_wakes', dispatcher.open_wakes_of_others(p_sweeper.instance_id), 'broadcast_available', dispatcher.broadcast_hints_available(),
+    'due', to_jsonb(dispatcher.phases_due(p_sweeper)));
+end
+$$;
+
+COMMENT ON FUNCTION dispatcher.look_around(p_sweeper dispatcher.claimant) IS 'Where a sweep begins: {agent_ids (the gateway''s), open_wakes (of other instances), broadcast_available, due (the phases that have something to do)}.';
+
+CREATE FUNCTION dispatcher.mark_agent_stalled(p_agent_id uuid, p_cause text DEFAULT NULL::text) RETURNS integer
     LANGUAGE plpgsql
     SET search_path TO ''
     AS $$
 declare
-  v_agent record;
-  v_first boolean;
-  v_count integer;
+  v_state public.agent_wake_state;
+  v_slug text;
+  v_count integer := 0;
+  v_is_new boolean;
 begin
-  update public.agent_wake_state set stalled_at = now(), waitlisted_at = null, waitlist_path = null, waiting_since = null, updated_at = now()
-   where agent_id = p_agent_id and stalled_at is null;
-  v_first := found;
-  update public.agent_inbox_items
-     set status = 'failed', failed_at = now(), updated_at = now(),
-         context = dispatcher.merge_inbox_context(context, jsonb_build_object('last_failure_reason', 'agent_stalled'))
-   where id in (select item.id from public.agent_inbox_items as item
-                 where item.agent_id = p_agent_id and item.status = 'pending' and item.attempt_count < item.max_attempts
-                 limit 500 for update skip locked);
-  get diagnostics v_count = row_count;
-  if v_first then
-    select * into v_agent from public.agents where id = p_agent_id;
-    insert into public.notifications (tenant_id, type, title, body, entity_type, entity_id, actor_type, actor_agent_id, meta)
-    select v_agent.tenant_id, 'agent_stalled', format('Agent %s is stalled', v_agent.slug),
-           format('%s wakes in a row failed. Its %s pending item(s) wait as failed; a new item, or `dispatcher inbox requeue --agent %s`, wakes it again.',
-                  state.consecutive_failures, v_count, v_agent.slug),
-           'agent', p_agent_id, 'system', p_agent_id, jsonb_build_object('consecutive_failures', state.consecutive_failures, 'items', v_count)
-      from public.agent_wake_state as state where state.agent_id = p_agent_id;
+  select * into v_state from public.agent_wake_state where agent_id = p_agent_id for update skip locked;
+  if v_state.agent_id is null then
+    return 0;
+  end if;
+  v_is_new := v_state.stalled_at is null;
+  update public.agent_wake_state
+     set stalled_at = coalesce(stalled_at, now()), waitlisted_at = null, waitlist_path = null, waiting_since = null, updated_at = now()
+   where agent_id = p_agent_id;
+  select slug into v_slug from public.agents where id = p_agent_id;
+  begin
+    v_count := dispatcher.set_items_aside(array(
+      select item.id from public.agent_inbox_items as item
+       where item.agent_id = p_agent_id and item.status = 'pending' and item.attempt_count < item.max_attempts limit 500), 'agent_stalled', 'agent_stalled');
+  exception when others then
+    if dispatcher.must_abort(sqlstate) then raise; end if;
+    perform dispatcher.note_fault(v_state.tenant_id, (select gateway_id from public.agents where id = p_agent_id),
+                                  'items of a stalled agent', format('%s (%s)', sqlerrm, sqlstate));
+  end;
+  if v_is_new then
+    perform dispatcher.notify_operator(
+      v_state.tenant_id, 'agent_stalled', format('Agent %s is stalled', v_slug),
+      coalesce(p_cause || '. ', format('%s wakes in a row failed. ', v_state.consecutive_failures))
+      || format('Its %s pending item(s) wait as failed; a new item, or `dispatcher inbox requeue --agent %s`, wakes it again.', v_count, v_slug),
+      p_agent_id, jsonb_build_object('consecutive_failures', v_state.consecutive_failures, 'items', v_count, 'cause', p_cause));
   end if;
   return v_count;
 end
 $$;
 
-COMMENT ON FUNCTION dispatcher.mark_agent_stalled(p_agent_id uuid) IS 'Sets pending items of an agent aside (failed, reason agent_stalled, attempts untouched), at most 500 a call: the sweep takes the rest. Tells the operator once per stall.';
+COMMENT ON FUNCTION dispatcher.mark_agent_stalled(p_agent_id uuid, p_cause text) IS 'Sets pending items of an agent aside (failed, marked agent_stalled, attempts untouched), at most 500 a call: the sweep takes the rest. Tells the operator once per stall, with p_cause where there is one.';
 
 CREATE FUNCTION dispatcher.mark_unrouted_runs(p_tenant_id uuid) RETURNS jsonb
     LANGUAGE plpgsql
@@ -1561,6 +2004,26 @@ $$;
 
 COMMENT ON FUNCTION dispatcher.merge_inbox_context(p_context jsonb, p_changes jsonb) IS 'An item''s context with changes laid over it. A context that is no object is kept under original_context.';
 
+CREATE FUNCTION dispatcher.must_abort(p_sqlstate text) RETURNS boolean
+    LANGUAGE sql IMMUTABLE PARALLEL SAFE
+    SET search_path TO ''
+    AS $$ select p_sqlstate in ('40001', '40P01', '57014', '57P01', '53100', '53200') $$;
+
+COMMENT ON FUNCTION dispatcher.must_abort(p_sqlstate text) IS 'The one list of errors that no handler contains: serialization failure, deadlock, cancelled, shutdown, disk and memory full. Every other error costs its row, agent or phase alone. Idiom: exception when others then if dispatcher.must_abort(sqlstate) then raise; end if; ...';
+
+CREATE FUNCTION dispatcher.new_faults(p_instance public.dispatcher_instances, p_after bigint) RETURNS jsonb
+    LANGUAGE sql STABLE
+    SET search_path TO ''
+    AS $$
+  select coalesce(jsonb_agg(jsonb_build_object('id', fault.id, 'side_write', fault.side_write, 'error', fault.error, 'at', fault.at) order by fault.id), '[]')
+    from (select * from public.dispatcher_faults
+           where tenant_id = p_instance.tenant_id and (gateway_id is null or gateway_id = p_instance.gateway_id)
+             and id > coalesce(p_after, 0) and at > now() - interval '10 minutes'
+           order by id limit 50) as fault
+$$;
+
+COMMENT ON FUNCTION dispatcher.new_faults(p_instance public.dispatcher_instances, p_after bigint) IS 'Side writes that failed in the last ten minutes for the instance''s gateway, after the id it has seen: [{id, side_write, error, at}].';
+
 CREATE FUNCTION dispatcher.next_workflow_moment(p_tenant_id uuid, p_settings jsonb) RETURNS double precision
     LANGUAGE sql STABLE
     SET search_path TO ''
@@ -1576,6 +2039,25 @@ CREATE FUNCTION dispatcher.next_workflow_moment(p_tenant_id uuid, p_settings jso
 $$;
 
 COMMENT ON FUNCTION dispatcher.next_workflow_moment(p_tenant_id uuid, p_settings jsonb) IS 'In how many seconds something becomes due by itself; NULL when nothing does.';
+
+CREATE FUNCTION dispatcher.note_fault(p_tenant_id uuid, p_gateway_id uuid, p_side_write text, p_error text) RETURNS void
+    LANGUAGE plpgsql SECURITY DEFINER
+    SET search_path TO ''
+    AS $$
+begin
+  -- Once a minute is enough to be told, and never a wait: the row is new.
+  insert into public.dispatcher_faults (tenant_id, gateway_id, side_write, error)
+  select p_tenant_id, p_gateway_id, left(p_side_write, 100), left(p_error, 500)
+   where not exists (select from public.dispatcher_faults as known
+                      where known.tenant_id = p_tenant_id and known.side_write = left(p_side_write, 100)
+                        and known.gateway_id is not distinct from p_gateway_id and known.at > clock_timestamp() - interval '1 minute');
+exception when others then
+  if dispatcher.must_abort(sqlstate) then raise; end if;
+  raise warning 'side write % failed: %', p_side_write, p_error;
+end
+$$;
+
+COMMENT ON FUNCTION dispatcher.note_fault(p_tenant_id uuid, p_gateway_id uuid, p_side_write text, p_error text) IS 'Keeps that a side write failed, for the daemons to log and to show in health; at most one a minute of a kind. Never fails.';
 
 CREATE FUNCTION dispatcher.note_held_runs(p_tenant_id uuid, p_budgets jsonb, p_holders uuid[]) RETURNS void
     LANGUAGE plpgsql
@@ -1600,39 +2082,15 @@ $$;
 
 COMMENT ON FUNCTION dispatcher.note_held_runs(p_tenant_id uuid, p_budgets jsonb, p_holders uuid[]) IS 'A budget whose rest is too small for the next run is paused as well, also one that would stop runs once it is spent: its event, once per period.';
 
-CREATE FUNCTION dispatcher.note_inbox_update() RETURNS trigger
-    LANGUAGE plpgsql SECURITY DEFINER
-    SET search_path TO ''
-    AS $$
-begin
-  if old.status in ('done', 'failed', 'dead_letter') and new.status = 'pending' then
-    insert into public.inbox_item_reopenings (item_id, tenant_id) values (new.id, new.tenant_id)
-    on conflict (item_id) do update set reopened_at = now();
-  end if;
-  if new.status in ('done', 'failed', 'dead_letter') and coalesce(current_setting('dispatcher.quiet', true), '') <> 'on' then
-    update public.agent_wakes set progressed_at = now()
-     where agent_id = new.agent_id and tenant_id = new.tenant_id and state in ('starting', 'running') and progressed_at is null;
-  end if;
-  if new.status in ('pending', 'failed') and coalesce(current_setting('dispatcher.quiet', true), '') <> 'on' then
-    perform dispatcher.send_gateway_hint((select gateway_id from public.agents where id = new.agent_id and tenant_id = new.tenant_id), 'inbox',
-                                     jsonb_build_object('agent_id', new.agent_id, 'item_id', new.id));
-  end if;
-  return null;
-exception when others then
-  return null;
-end
-$$;
-
-COMMENT ON FUNCTION dispatcher.note_inbox_update() IS 'After an item changed its status: progress of the agent''s live wake, and a hint when it is back to pending or failed. Never fails the update.';
-
-CREATE FUNCTION dispatcher.note_wake_progress(p_run public.workflow_runs) RETURNS void
+CREATE FUNCTION dispatcher.note_work_on_claim(p_run public.workflow_runs) RETURNS void
     LANGUAGE sql
     SET search_path TO ''
     AS $$
-  update public.agent_wakes set progressed_at = now() where id = p_run.wake_id and state in ('starting', 'running') and progressed_at is null
+  update public.workflow_claims set worked_at = now(), wake_id = coalesce(wake_id, p_run.wake_id)
+   where claim_token = p_run.claim_token and worked_at is null
 $$;
 
-COMMENT ON FUNCTION dispatcher.note_wake_progress(p_run public.workflow_runs) IS 'Work on a run is progress of the wake it is done in.';
+COMMENT ON FUNCTION dispatcher.note_work_on_claim(p_run public.workflow_runs) IS 'Keeps with a claim that its session showed a sign of life, and in which wake.';
 
 CREATE FUNCTION dispatcher.note_workflow_actor(p_actor text, p_reason text) RETURNS void
     LANGUAGE sql
@@ -1642,6 +2100,68 @@ CREATE FUNCTION dispatcher.note_workflow_actor(p_actor text, p_reason text) RETU
 $$;
 
 COMMENT ON FUNCTION dispatcher.note_workflow_actor(p_actor text, p_reason text) IS 'Who acts, and why: what the next transitions of this transaction record.';
+
+CREATE FUNCTION dispatcher.notify_operator(p_tenant_id uuid, p_type text, p_title text, p_body text, p_agent_id uuid, p_meta jsonb, p_entity_type text DEFAULT 'agent'::text, p_entity_id uuid DEFAULT NULL::uuid) RETURNS boolean
+    LANGUAGE plpgsql
+    SET search_path TO ''
+    AS $$
+begin
+  insert into public.notifications (tenant_id, type, title, body, entity_type, entity_id, actor_type, actor_agent_id, meta)
+  values (p_tenant_id, p_type, left(p_title, 300), left(p_body, 4000), p_entity_type, coalesce(p_entity_id, p_agent_id),
+          case p_type when 'agent_escalation' then 'agent' else 'system' end::public.actor_type, p_agent_id, p_meta);
+  -- A constraint trigger of somebody else's that waits for the commit would take the transition with it: it has its say here.
+  set constraints all immediate;
+  return true;
+exception when others then
+  if dispatcher.must_abort(sqlstate) then raise; end if;
+  perform dispatcher.note_fault(p_tenant_id, (select agent.gateway_id from public.agents as agent where agent.id = p_agent_id),
+                                'notification ' || p_type, format('%s (%s)', sqlerrm, sqlstate));
+  return false;
+end
+$$;
+
+COMMENT ON FUNCTION dispatcher.notify_operator(p_tenant_id uuid, p_type text, p_title text, p_body text, p_agent_id uuid, p_meta jsonb, p_entity_type text, p_entity_id uuid) IS 'Writes a notification about an agent (or p_entity_id). A side write: when it fails, what it tells about is done all the same and the fault is noted. True when it was written.';
+
+CREATE TABLE public.agent_inbox_items (
+    id uuid DEFAULT gen_random_uuid() NOT NULL,
+    tenant_id uuid DEFAULT '00000000-0000-0000-0000-000000000000'::uuid NOT NULL,
+    agent_id uuid NOT NULL,
+    agent_slug text NOT NULL,
+    event_type public.inbox_event_type NOT NULL,
+    task_id uuid,
+    comment_id uuid,
+    contact_id uuid,
+    status public.inbox_item_status DEFAULT 'pending'::public.inbox_item_status NOT NULL,
+    leased_at timestamp with time zone,
+    leased_until timestamp with time zone,
+    completed_at timestamp with time zone,
+    failed_at timestamp with time zone,
+    attempt_count integer DEFAULT 0 NOT NULL,
+    max_attempts integer DEFAULT 3 NOT NULL,
+    summary text,
+    context jsonb DEFAULT '{}'::jsonb NOT NULL,
+    last_wake_attempt_at timestamp with time zone,
+    last_wake_success_at timestamp with time zone,
+    dedup_key text NOT NULL,
+    created_at timestamp with time zone DEFAULT now() NOT NULL,
+    updated_at timestamp with time zone DEFAULT now() NOT NULL
+);
+
+ALTER TABLE ONLY public.agent_inbox_items REPLICA IDENTITY FULL;
+
+COMMENT ON TABLE public.agent_inbox_items IS 'Work for agents: one row per item. The woken agent leases and closes it.';
+
+CREATE FUNCTION dispatcher.open_items_of_gateway(p_claimant dispatcher.claimant) RETURNS SETOF public.agent_inbox_items
+    LANGUAGE sql STABLE
+    SET search_path TO ''
+    AS $$
+  select item.* from public.agents as agent
+    join public.agent_inbox_items as item on item.agent_id = agent.id and item.tenant_id = agent.tenant_id
+   where agent.gateway_id = p_claimant.gateway_id and agent.tenant_id = p_claimant.tenant_id
+     and item.status in ('pending', 'failed', 'leased')
+$$;
+
+COMMENT ON FUNCTION dispatcher.open_items_of_gateway(p_claimant dispatcher.claimant) IS 'Open items of the agents of a claimant''s gateway.';
 
 CREATE FUNCTION dispatcher.open_wake_facts(p_wake public.agent_wakes) RETURNS jsonb
     LANGUAGE sql STABLE
@@ -1680,6 +2200,44 @@ CREATE FUNCTION dispatcher.orphan_after_seconds(p_settings jsonb) RETURNS double
 
 COMMENT ON FUNCTION dispatcher.orphan_after_seconds(p_settings jsonb) IS 'After what silence a running run is suspected to be an orphan: a heartbeat of five minutes and one minute, and well before its claim is released.';
 
+CREATE FUNCTION dispatcher.phases_due(p_sweeper dispatcher.claimant) RETURNS text[]
+    LANGUAGE plpgsql
+    SET search_path TO ''
+    AS $$
+declare
+  v_phase text;
+  v_is_due boolean;
+  v_due text[] := '{}';
+begin
+  foreach v_phase in array array['expired', 'dead', 'chained', 'stalled', 'released', 'listed', 'claims', 'pruned'] loop
+    begin
+      v_is_due := case v_phase
+        when 'expired' then cardinality(dispatcher.stale_item_ids(p_sweeper, 1)) > 0
+        when 'dead' then exists (select from dispatcher.spent_items(p_sweeper, 1))
+        when 'chained' then exists (select from dispatcher.chained_items(p_sweeper, 1))
+        when 'stalled' then exists (select from dispatcher.agents_to_settle(p_sweeper, 1))
+        when 'released' then exists (select from dispatcher.forgotten_leases(p_sweeper, 1))
+        when 'listed' then exists (select from dispatcher.agents_with_work(p_sweeper, null, 1))
+        when 'claims' then v_due @> array['listed'] or exists (
+          select from public.agent_wake_state as state join public.agents as agent on agent.id = state.agent_id
+           where agent.gateway_id = p_sweeper.gateway_id and state.waitlisted_at is not null)
+        when 'pruned' then exists (select from public.agent_wakes where gateway_id = p_sweeper.gateway_id and ended_at < now() - interval '30 days')
+          or exists (select from public.dispatcher_faults where tenant_id = p_sweeper.tenant_id and at < now() - interval '7 days')
+      end;
+    exception when others then
+      if dispatcher.must_abort(sqlstate) then raise; end if;
+      v_is_due := true;  -- its own call says what is wrong
+    end;
+    if v_is_due then
+      v_due := v_due || v_phase;
+    end if;
+  end loop;
+  return v_due;
+end
+$$;
+
+COMMENT ON FUNCTION dispatcher.phases_due(p_sweeper dispatcher.claimant) IS 'The phases of a sweep that have something to do, in their order.';
+
 CREATE FUNCTION dispatcher.prepare_workflow_run() RETURNS trigger
     LANGUAGE plpgsql
     SET search_path TO ''
@@ -1700,6 +2258,27 @@ $$;
 
 COMMENT ON FUNCTION dispatcher.prepare_workflow_run() IS 'Before an insert of a run: the times and keys its state implies.';
 
+CREATE FUNCTION dispatcher.prune_old_rows(p_sweeper dispatcher.claimant, p_limit integer) RETURNS integer
+    LANGUAGE plpgsql
+    SET search_path TO ''
+    AS $$
+declare
+  v_wakes integer;
+  v_faults integer;
+begin
+  delete from public.agent_wakes where id in (
+    select id from public.agent_wakes where gateway_id = p_sweeper.gateway_id and ended_at < now() - interval '30 days'
+     order by ended_at limit p_limit for update skip locked);
+  get diagnostics v_wakes = row_count;
+  delete from public.dispatcher_faults where id in (
+    select id from public.dispatcher_faults where tenant_id = p_sweeper.tenant_id and at < now() - interval '7 days' limit p_limit for update skip locked);
+  get diagnostics v_faults = row_count;
+  return greatest(v_wakes, v_faults);
+end
+$$;
+
+COMMENT ON FUNCTION dispatcher.prune_old_rows(p_sweeper dispatcher.claimant, p_limit integer) IS 'Wakes that ended 30 days ago and faults of last week go.';
+
 CREATE FUNCTION dispatcher.prune_workflow_rows(p_tenant_id uuid) RETURNS integer
     LANGUAGE plpgsql
     SET search_path TO ''
@@ -1716,6 +2295,69 @@ end
 $$;
 
 COMMENT ON FUNCTION dispatcher.prune_workflow_rows(p_tenant_id uuid) IS 'Notifications that were dealt with a week ago go, at most 500 a call.';
+
+CREATE FUNCTION dispatcher.read_gate_facts(p_agent_id uuid, p_settings public.dispatcher_settings, p_hinted uuid[] DEFAULT '{}'::uuid[], p_request uuid DEFAULT NULL::uuid) RETURNS dispatcher.gate_facts
+    LANGUAGE plpgsql STABLE
+    SET search_path TO ''
+    SET plan_cache_mode TO 'force_generic_plan'
+    AS $$
+declare
+  v_now constant timestamptz := now();
+  v_max_chain constant integer := dispatcher.wake_chain_limit(p_settings);
+  v_counts_wakes constant boolean := p_settings.max_wakes_per_day > 0;
+  v_facts dispatcher.gate_facts;
+begin
+  select agent.id, agent.slug, agent.tenant_id, agent.status::text,
+         case when coalesce(state.consecutive_failures, 0) = 0 then 0
+              when exists (select from public.agent_inbox_items as item
+                            where item.agent_id = agent.id and item.tenant_id = agent.tenant_id and item.status in ('pending', 'failed')
+                              and item.attempt_count < item.max_attempts
+                              and item.created_at > state.last_ended_at and item.created_at <= v_now
+                              and not exists (select from public.inbox_item_origins as origin
+                                               where origin.item_id = item.id and origin.from_agent_id = agent.id)) then 0
+              else state.consecutive_failures end,
+         exists (select from public.agent_wakes as wake where wake.agent_id = agent.id and wake.state in ('starting', 'running')),
+         -- A lease of more than a week is none: whoever wrote that row, it must not put the agent to sleep.
+         (select max(item.leased_until) from public.agent_inbox_items as item
+           where item.agent_id = agent.id and item.tenant_id = agent.tenant_id and item.status = 'leased'
+             and item.leased_until > v_now and item.leased_until < v_now + interval '7 days'),
+         coalesce((select budget.status = 'exceeded' and dispatcher.budget_blocks(agent.id, v_now)
+                     from public.agent_budgets as budget where budget.agent_id = agent.id), false),
+         case when v_counts_wakes then (select count(*) from public.agent_wakes as wake
+                                         where wake.agent_id = agent.id and wake.state <> 'spawn_failed'
+                                           and wake.claimed_at >= dispatcher.start_of_today()) else 0 end,
+         coalesce(heads.ids, '{}'),
+         case when cardinality(p_hinted) = 0 then '{}'
+              else array(select due.id from dispatcher.inbox_due as due
+                          where due.id = any (p_hinted) and due.agent_id = agent.id and due.tenant_id = agent.tenant_id
+                            and due.due_at <= v_now and due.chain_depth < v_max_chain
+                          order by due.created_at limit 100) end,
+         coalesce(heads.chain_depth, 0), heads.oldest,
+         case when heads.ids is null then (select min(due.due_at) from dispatcher.inbox_due as due
+                                            where due.agent_id = agent.id and due.tenant_id = agent.tenant_id
+                                              and due.due_at > v_now and due.chain_depth < v_max_chain) end,
+         heads.ids is null and exists (select from dispatcher.inbox_due as due
+                                        where due.agent_id = agent.id and due.tenant_id = agent.tenant_id
+                                          and due.due_at <= v_now and due.chain_depth >= v_max_chain),
+         case when state.last_end_state in ('failed', 'timed_out', 'no_progress', 'spawn_failed')
+              then coalesce(state.last_ended_at, state.last_claimed_at) else state.last_claimed_at end,
+         case when p_request is not null
+              then (select wake.id from public.agent_wakes as wake
+                     where wake.claim_request = p_request and wake.agent_id = agent.id and wake.state in ('starting', 'running')) end
+    into v_facts
+    from public.agents as agent
+    left join public.agent_wake_state as state on state.agent_id = agent.id
+    left join lateral (
+      select array_agg(head.id order by head.created_at, head.id) as ids, max(head.chain_depth) as chain_depth, min(head.created_at) as oldest
+        from (select due.id, due.created_at, due.chain_depth from dispatcher.inbox_due as due
+               where due.agent_id = agent.id and due.tenant_id = agent.tenant_id and due.due_at <= v_now and due.chain_depth < v_max_chain
+               order by due.created_at limit 3) as head) as heads on true
+   where agent.id = p_agent_id;
+  return v_facts;
+end
+$$;
+
+COMMENT ON FUNCTION dispatcher.read_gate_facts(p_agent_id uuid, p_settings public.dispatcher_settings, p_hinted uuid[], p_request uuid) IS 'The facts of one agent, in one statement. p_hinted: items that hints named, of which those that are due come back; p_request: the claim request whose grant, if there is one, comes back. All NULL for an unknown agent.';
 
 CREATE FUNCTION dispatcher.record_budget_event(p_tenant_id uuid, p_budget jsonb, p_kind text, p_detail jsonb) RETURNS boolean
     LANGUAGE plpgsql
@@ -1790,6 +2432,16 @@ $$;
 
 COMMENT ON FUNCTION dispatcher.record_workflow_transition() IS 'After a transition: its event, and where the run was taken away from outside, the request to stop the process that works on it.';
 
+CREATE FUNCTION dispatcher.refusal(p_agent_id uuid, p_agent_slug text, p_reason text, p_retry_in double precision, p_failures integer DEFAULT NULL::integer) RETURNS jsonb
+    LANGUAGE sql IMMUTABLE
+    SET search_path TO ''
+    AS $$
+  select jsonb_build_object('granted', false, 'agent_id', p_agent_id, 'agent_slug', p_agent_slug, 'skip_reason', p_reason,
+                            'retry_in', p_retry_in, 'failures', p_failures)
+$$;
+
+COMMENT ON FUNCTION dispatcher.refusal(p_agent_id uuid, p_agent_slug text, p_reason text, p_retry_in double precision, p_failures integer) IS 'The answer to a refused claim: {granted: false, agent_id, agent_slug, skip_reason, retry_in (s), failures}.';
+
 CREATE FUNCTION dispatcher.refuse_workflow_caller(p_code text, p_run public.workflow_runs, p_tenant_id uuid, p_run_id uuid, p_session text, p_claim_token uuid, p_usage jsonb) RETURNS jsonb
     LANGUAGE plpgsql
     SET search_path TO ''
@@ -1820,6 +2472,30 @@ end
 $$;
 
 COMMENT ON FUNCTION dispatcher.refuse_workflow_event_change() IS 'Events of runs are append-only: an update is refused with OD012.';
+
+CREATE FUNCTION dispatcher.release_forgotten_leases(p_sweeper dispatcher.claimant, p_limit integer) RETURNS integer
+    LANGUAGE plpgsql
+    SET search_path TO ''
+    AS $$
+declare
+  v_wake public.agent_wakes;
+  v_released record;
+  v_count integer := 0;
+  v_reason text;
+begin
+  for v_wake in select * from dispatcher.forgotten_leases(p_sweeper, p_limit) loop
+    -- The agent may have its next wake by now: only what this one leased, and only where no wake lives.
+    continue when exists (select from public.agent_wakes where agent_id = v_wake.agent_id and state in ('starting', 'running'));
+    v_reason := format('wake ended (%s) with the item unfinished', v_wake.state);
+    v_released := dispatcher.release_wake_leases(v_wake, v_wake.state in ('interrupted', 'spawn_failed'), v_reason);
+    perform dispatcher.tell_dead_letters(v_wake.agent_id, v_released.dead, v_reason);
+    v_count := v_count + v_released.released;
+  end loop;
+  return v_count;
+end
+$$;
+
+COMMENT ON FUNCTION dispatcher.release_forgotten_leases(p_sweeper dispatcher.claimant, p_limit integer) IS 'Releases leases whose wake ended while somebody held the item.';
 
 CREATE FUNCTION dispatcher.release_stale_claims(p_tenant_id uuid, p_settings jsonb) RETURNS jsonb
     LANGUAGE plpgsql
@@ -1854,38 +2530,39 @@ $$;
 
 COMMENT ON FUNCTION dispatcher.release_stale_claims(p_tenant_id uuid, p_settings jsonb) IS 'Claims without a heartbeat for too long are lost: the run returns to the queue, the fourth time it fails.';
 
-CREATE FUNCTION dispatcher.release_wake_leases(p_wake public.agent_wakes, p_give_back boolean, p_reason text) RETURNS integer
+CREATE FUNCTION dispatcher.release_wake_leases(p_wake public.agent_wakes, p_give_back boolean, p_reason text, OUT released integer, OUT dead uuid[]) RETURNS record
     LANGUAGE plpgsql
     SET search_path TO ''
     AS $$
 declare
-  v_item record;
-  v_count integer := 0;
+  v_items uuid[];
 begin
-  for v_item in
-    select item.id, item.attempt_count, item.max_attempts from public.agent_inbox_items as item
+  select array_agg(held.id) into v_items from (
+    select item.id from public.agent_inbox_items as item
      where item.agent_id = p_wake.agent_id and item.status = 'leased'
        and (item.leased_at >= p_wake.claimed_at
             or exists (select from public.inbox_item_leases as lease where lease.item_id = item.id and lease.wake_id = p_wake.id and lease.closed_at is null))
-     order by item.created_at for update
-  loop
-    v_count := v_count + 1;
-    update public.inbox_item_leases set closed_at = now(), outcome = case when p_give_back then 'released' else 'lost' end
-     where item_id = v_item.id and closed_at is null;
-    if not p_give_back and v_item.attempt_count >= v_item.max_attempts then
-      perform dispatcher.give_up_item(v_item.id, p_reason);
-    else
-      update public.agent_inbox_items
-         set status = 'pending', leased_at = null, leased_until = null, updated_at = now(),
-             attempt_count = greatest(attempt_count - p_give_back::integer, 0)
-       where id = v_item.id;
-    end if;
-  end loop;
-  return v_count;
+     order by item.created_at limit 500 for update skip locked) as held;
+  released := coalesce(cardinality(v_items), 0);
+  dead := '{}';
+  if released = 0 then
+    return;
+  end if;
+  update public.inbox_item_leases set closed_at = now(), outcome = case when p_give_back then 'released' else 'lost' end
+   where item_id in (select lease.item_id from public.inbox_item_leases as lease
+                      where lease.item_id = any (v_items) and lease.closed_at is null for update skip locked);
+  if not p_give_back then
+    dead := dispatcher.give_up_items(array(select item.id from public.agent_inbox_items as item
+                                            where item.id = any (v_items) and item.attempt_count >= item.max_attempts), p_reason);
+  end if;
+  update public.agent_inbox_items
+     set status = 'pending', leased_at = null, leased_until = null, updated_at = now(),
+         attempt_count = case when p_give_back then greatest(attempt_count, 1) - 1 else attempt_count end
+   where id = any (v_items) and id <> all (dead);
 end
 $$;
 
-COMMENT ON FUNCTION dispatcher.release_wake_leases(p_wake public.agent_wakes, p_give_back boolean, p_reason text) IS 'Releases the leases taken during a wake; gives their attempts back when p_give_back, else an item without attempts left becomes dead_letter with p_reason.';
+COMMENT ON FUNCTION dispatcher.release_wake_leases(p_wake public.agent_wakes, p_give_back boolean, p_reason text, OUT released integer, OUT dead uuid[]) IS 'Releases the leases taken during a wake; gives their attempts back when p_give_back, else an item without attempts left becomes dead_letter with p_reason. What somebody holds at this moment is left to the sweep.';
 
 CREATE FUNCTION dispatcher.renew_wake_leases(p_instance_id uuid, p_wake_ids uuid[], p_lease_seconds integer) RETURNS integer
     LANGUAGE plpgsql
@@ -1905,10 +2582,19 @@ begin
     returning item.id, item.leased_until
   ), leases as (
     update public.inbox_item_leases as lease set leased_until = renewed.leased_until
-      from renewed where lease.item_id = renewed.id and lease.closed_at is null
+      from renewed
+     where lease.item_id = renewed.id
+       and lease.item_id in (select held.item_id from public.inbox_item_leases as held
+                              where held.item_id in (select id from renewed) and held.closed_at is null for update skip locked)
   )
   select count(*) into v_count from renewed;
   return v_count;
+exception when others then
+  -- A neighbour's trigger on items must not silence the daemon.
+  if dispatcher.must_abort(sqlstate) then raise; end if;
+  perform dispatcher.note_fault(instance.tenant_id, instance.gateway_id, 'renewal of leases', format('%s (%s)', sqlerrm, sqlstate))
+     from public.dispatcher_instances as instance where instance.id = p_instance_id;
+  return 0;
 end
 $$;
 
@@ -1926,17 +2612,6 @@ CREATE FUNCTION dispatcher.reserve_in_budgets(p_budgets jsonb, p_agent_id text, 
 $$;
 
 COMMENT ON FUNCTION dispatcher.reserve_in_budgets(p_budgets jsonb, p_agent_id text, p_department_id text, p_workflow_type text, p_usd numeric, p_tokens numeric) IS 'The evaluated budgets after one more run was dispatched (or taken back: negative amounts).';
-
-CREATE FUNCTION dispatcher.reset_wake_failures(p_agent_id uuid) RETURNS void
-    LANGUAGE sql
-    SET search_path TO ''
-    AS $$
-  update public.agent_wake_state
-     set consecutive_failures = 0, stalled_at = null, updated_at = now()
-   where agent_id = p_agent_id and (consecutive_failures > 0 or stalled_at is not null)
-$$;
-
-COMMENT ON FUNCTION dispatcher.reset_wake_failures(p_agent_id uuid) IS 'New context for an agent: its failures in a row and its stall are forgotten; the base cooldown stays.';
 
 CREATE FUNCTION dispatcher.restrict_functions(p_names text[] DEFAULT '{}'::text[]) RETURNS void
     LANGUAGE plpgsql
@@ -2069,6 +2744,13 @@ $$;
 
 COMMENT ON FUNCTION dispatcher.running_instance(p_instance_id uuid) IS 'The row of an instance; raises OD001 when it is not registered.';
 
+CREATE FUNCTION dispatcher.seconds_until(p_at timestamp with time zone) RETURNS double precision
+    LANGUAGE sql STABLE
+    SET search_path TO ''
+    AS $$ select case when isfinite(p_at) then least(extract(epoch from p_at - now()), 1e9)::double precision end $$;
+
+COMMENT ON FUNCTION dispatcher.seconds_until(p_at timestamp with time zone) IS 'Seconds from now to a time, below 0 for a past one; NULL for a time nobody can wait for.';
+
 CREATE FUNCTION dispatcher.send_gateway_hint(p_gateway_id uuid, p_event text, p_payload jsonb) RETURNS void
     LANGUAGE plpgsql SECURITY DEFINER
     SET search_path TO ''
@@ -2079,13 +2761,125 @@ begin
   end if;
 exception when others then
   -- A hint is worth less than the row it speaks of; the sweep finds the row.
-  null;
+  perform dispatcher.note_fault((select gateway.tenant_id from public.gateways as gateway where gateway.id = p_gateway_id), p_gateway_id,
+                                'hint', format('%s (%s)', sqlerrm, sqlstate));
 end
 $_$;
 
 COMMENT ON FUNCTION dispatcher.send_gateway_hint(p_gateway_id uuid, p_event text, p_payload jsonb) IS 'Broadcasts a hint to the private topic of a gateway once the transaction commits. Never fails; without realtime.send it does nothing.';
 
-CREATE FUNCTION dispatcher.settle_stalled_agents(p_instance public.dispatcher_instances) RETURNS integer
+CREATE FUNCTION dispatcher.set_items_aside(p_item_ids uuid[], p_as text, p_reason text) RETURNS integer
+    LANGUAGE plpgsql
+    SET search_path TO ''
+    AS $$
+declare
+  v_count integer;
+begin
+  with aside as (
+    update public.agent_inbox_items
+       set status = case p_as when 'agent_stalled' then 'failed' else 'dead_letter' end::public.inbox_item_status, failed_at = now(), updated_at = now(),
+           context = dispatcher.merge_inbox_context(context, jsonb_build_object('last_failure_reason', p_reason))
+     where id in (select item.id from public.agent_inbox_items as item
+                   where item.id = any (p_item_ids) and item.status in ('pending', 'failed') for update skip locked)
+    returning id, tenant_id, failed_at)
+  insert into public.inbox_item_marks as mark (item_id, tenant_id, set_aside_at, set_aside_as)
+  select aside.id, aside.tenant_id, aside.failed_at, p_as from aside
+  on conflict (item_id) do update set set_aside_at = excluded.set_aside_at, set_aside_as = excluded.set_aside_as;
+  get diagnostics v_count = row_count;
+  return v_count;
+end
+$$;
+
+COMMENT ON FUNCTION dispatcher.set_items_aside(p_item_ids uuid[], p_as text, p_reason text) IS 'Sets items aside and marks why (agent_stalled: failed, tried again when the agent recovers; wake_chain_limit: dead_letter). Answers how many.';
+
+CREATE FUNCTION dispatcher.set_off_waitlist(p_agent_id uuid) RETURNS void
+    LANGUAGE plpgsql
+    SET search_path TO ''
+    AS $$
+begin
+  -- An agent whose data raises would stand at the head of the list forever; the sweep lists it again.
+  perform from public.agent_wake_state where agent_id = p_agent_id for update skip locked;
+  if found then
+    perform dispatcher.leave_waitlist(p_agent_id);
+  end if;
+end
+$$;
+
+COMMENT ON FUNCTION dispatcher.set_off_waitlist(p_agent_id uuid) IS 'Takes an agent off the waitlist unless somebody holds its row.';
+
+CREATE FUNCTION dispatcher.setting(p_settings jsonb, p_name text, p_default double precision, p_lowest double precision, p_highest double precision) RETURNS double precision
+    LANGUAGE sql IMMUTABLE PARALLEL SAFE
+    SET search_path TO ''
+    AS $$
+  select case when jsonb_typeof(p_settings -> p_name) = 'number'
+              then least(greatest((p_settings ->> p_name)::numeric, p_lowest::numeric), p_highest::numeric)::double precision
+              else p_default end
+$$;
+
+COMMENT ON FUNCTION dispatcher.setting(p_settings jsonb, p_name text, p_default double precision, p_lowest double precision, p_highest double precision) IS 'A number of p_settings within its bounds; the default where it is missing or no number. A missing key never opens a gate.';
+
+CREATE FUNCTION dispatcher.settings_of_gateway(p_gateway_id uuid, p_otherwise jsonb) RETURNS public.dispatcher_settings
+    LANGUAGE plpgsql STABLE
+    SET search_path TO ''
+    AS $$
+declare
+  v_settings public.dispatcher_settings;
+begin
+  select settings.* into v_settings
+    from public.dispatcher_instances as instance join public.dispatcher_settings as settings on settings.instance_id = instance.id
+   where instance.gateway_id = p_gateway_id
+   order by (instance.state = 'running' and not dispatcher.is_instance_silent(instance)) desc, instance.last_heartbeat_at desc limit 1;
+  return case when v_settings.instance_id is null then dispatcher.typed_settings(p_otherwise) else v_settings end;
+end
+$$;
+
+COMMENT ON FUNCTION dispatcher.settings_of_gateway(p_gateway_id uuid, p_otherwise jsonb) IS 'The settings of the gateway''s most recent daemon; p_otherwise, typed, where none ever ran.';
+
+CREATE FUNCTION dispatcher.settings_of_instance(p_instance_id uuid) RETURNS public.dispatcher_settings
+    LANGUAGE plpgsql STABLE
+    SET search_path TO ''
+    AS $$
+declare
+  v_settings public.dispatcher_settings;
+begin
+  select * into v_settings from public.dispatcher_settings where instance_id = p_instance_id;
+  return case when v_settings.instance_id is null then dispatcher.typed_settings('{}') else v_settings end;
+end
+$$;
+
+COMMENT ON FUNCTION dispatcher.settings_of_instance(p_instance_id uuid) IS 'The settings of a daemon; the defaults for one that is not registered.';
+
+CREATE FUNCTION dispatcher.settle_items_of_wake(p_wake public.agent_wakes, p_state text, p_ending text, p_error text) RETURNS uuid[]
+    LANGUAGE plpgsql
+    SET search_path TO ''
+    AS $$
+declare
+  v_released record;
+  v_dead uuid[];
+  v_reason constant text := case when p_ending = 'item_refused' then format('it cannot be started: %s', left(p_error, 500))
+                                 else format('wake ended (%s) with the item unfinished', p_state) end;
+begin
+  v_released := dispatcher.release_wake_leases(p_wake, p_state in ('interrupted', 'spawn_failed'), v_reason);
+  v_dead := v_released.dead;
+  if p_state = 'lost' and v_released.released = 0 then
+    v_dead := v_dead || dispatcher.spend_attempt_of_lost_wake(p_wake);
+    return v_dead;
+  end if;
+  if p_ending = 'item_refused' then
+    v_dead := v_dead || dispatcher.give_up_items(p_wake.item_ids[1:1], v_reason);
+  end if;
+  perform dispatcher.tell_dead_letters(p_wake.agent_id, v_dead, v_reason);
+  return v_dead;
+exception when others then
+  if dispatcher.must_abort(sqlstate) then raise; end if;
+  perform dispatcher.note_fault(p_wake.tenant_id, p_wake.gateway_id, 'items of an ended wake', format('%s (%s)', sqlerrm, sqlstate));
+  return '{}';
+end
+$$;
+
+COMMENT ON FUNCTION dispatcher.settle_items_of_wake(p_wake public.agent_wakes, p_state text, p_ending text, p_error text) IS 'What a wake''s end means for its items: leases released, spent and refused ones given up and told. Never fails the end; answers the items given up.';
+
+CREATE FUNCTION dispatcher.settle_stalled_agents(p_sweeper dispatcher.claimant, p_limit integer) RETURNS integer
     LANGUAGE plpgsql
     SET search_path TO ''
     AS $$
@@ -2093,22 +2887,15 @@ declare
   v_agent_id uuid;
   v_count integer := 0;
 begin
-  for v_agent_id in
-    select state.agent_id from public.agent_wake_state as state join public.agents as agent on agent.id = state.agent_id
-     where agent.gateway_id = p_instance.gateway_id and agent.tenant_id = p_instance.tenant_id
-       and state.consecutive_failures >= (p_instance.settings ->> 'max_consecutive_failures')::integer
-       and (state.stalled_at is null
-            or exists (select from public.agent_inbox_items as item
-                       where item.agent_id = state.agent_id and item.status = 'pending' and item.attempt_count < item.max_attempts))
-     order by state.agent_id limit 100 for update of state skip locked
-  loop
+  for v_agent_id in select * from dispatcher.agents_to_settle(p_sweeper, 100) loop
     v_count := v_count + dispatcher.mark_agent_stalled(v_agent_id);
+    exit when v_count >= p_limit;
   end loop;
   return v_count;
 end
 $$;
 
-COMMENT ON FUNCTION dispatcher.settle_stalled_agents(p_instance public.dispatcher_instances) IS 'Sets the pending items of stalled agents aside and notifies once per stall.';
+COMMENT ON FUNCTION dispatcher.settle_stalled_agents(p_sweeper dispatcher.claimant, p_limit integer) IS 'Sets the pending items of stalled agents aside and notifies once per stall.';
 
 CREATE FUNCTION dispatcher.settle_workflow_claim(p_run public.workflow_runs, p_as text) RETURNS void
     LANGUAGE sql
@@ -2129,7 +2916,7 @@ $$;
 
 COMMENT ON FUNCTION dispatcher.settle_workflow_claim(p_run public.workflow_runs, p_as text) IS 'Moves what the present claim of a run has cost from the run to the claim, where the budgets find it once the run starts a new account. A claim without a report or a heartbeat cost nothing. The caller empties the run.';
 
-CREATE FUNCTION dispatcher.spend_attempt_of_lost_wake(p_wake public.agent_wakes) RETURNS void
+CREATE FUNCTION dispatcher.spend_attempt_of_lost_wake(p_wake public.agent_wakes) RETURNS uuid[]
     LANGUAGE plpgsql
     SET search_path TO ''
     AS $$
@@ -2139,24 +2926,98 @@ declare
 begin
   -- A daemon that dies again and again over one item must end too: a lost wake during which nothing was leased costs its first item an attempt.
   if exists (select from public.inbox_item_leases where wake_id = p_wake.id) then
-    return;
+    return '{}';
   end if;
   update public.agent_inbox_items set attempt_count = attempt_count + 1, updated_at = now()
-   where id = p_wake.item_ids[1] and status in ('pending', 'failed') and attempt_count < max_attempts
+   where id in (select item.id from public.agent_inbox_items as item where item.id = p_wake.item_ids[1] for update skip locked)
+     and status in ('pending', 'failed') and attempt_count < max_attempts
   returning id, attempt_count, max_attempts into v_item;
-  if v_item.attempt_count >= v_item.max_attempts then
-    perform dispatcher.give_up_item(v_item.id, 'worker lost');
-    select slug, tenant_id into v_agent from public.agents where id = p_wake.agent_id;
-    insert into public.notifications (tenant_id, type, title, body, entity_type, entity_id, actor_type, actor_agent_id, meta)
-    values (v_agent.tenant_id, 'worker_lost', format('An item of agent %s was given up', v_agent.slug),
-            format('%s daemon(s) were lost before its run could be seen to begin or end. `dispatcher inbox requeue %s` brings it back.',
-                   v_item.attempt_count, v_item.id),
-            'agent', p_wake.agent_id, 'system', p_wake.agent_id, jsonb_build_object('item_id', v_item.id, 'attempts', v_item.attempt_count));
+  if v_item.attempt_count is null or v_item.attempt_count < v_item.max_attempts then
+    return '{}';
   end if;
+  select slug, tenant_id into v_agent from public.agents where id = p_wake.agent_id;
+  perform dispatcher.notify_operator(
+    v_agent.tenant_id, 'worker_lost', format('An item of agent %s was given up', v_agent.slug),
+    format('%s daemon(s) were lost before its run could be seen to begin or end. `dispatcher inbox requeue %s` brings it back.', v_item.attempt_count, v_item.id),
+    p_wake.agent_id, jsonb_build_object('item_id', v_item.id, 'attempts', v_item.attempt_count));
+  return dispatcher.give_up_items(array[v_item.id], 'worker lost');
 end
 $$;
 
-COMMENT ON FUNCTION dispatcher.spend_attempt_of_lost_wake(p_wake public.agent_wakes) IS 'A poison item ends at max_attempts also when it is the daemon that dies of it; a notification says so, for a daemon may die of something else.';
+COMMENT ON FUNCTION dispatcher.spend_attempt_of_lost_wake(p_wake public.agent_wakes) IS 'A poison item ends at max_attempts also when it is the daemon that dies of it; a notification says so, for a daemon may die of something else. Answers the item given up.';
+
+CREATE FUNCTION dispatcher.spent_items(p_sweeper dispatcher.claimant, p_limit integer) RETURNS TABLE(item_id uuid, agent_id uuid)
+    LANGUAGE plpgsql
+    SET search_path TO ''
+    AS $$
+begin
+  return query
+    select item.id, agent.id from public.agents as agent
+      join public.agent_inbox_items as item on item.agent_id = agent.id and item.tenant_id = agent.tenant_id
+     where agent.gateway_id = p_sweeper.gateway_id and agent.tenant_id = p_sweeper.tenant_id
+       and item.status in ('pending', 'leased') and item.attempt_count >= item.max_attempts
+       and (item.status = 'pending' or coalesce(item.leased_until, '-infinity') < now() or item.leased_until >= now() + interval '7 days')
+       -- A lease that ran out while the database was away is renewed by the heartbeat of the wake that works on it.
+       and not exists (select from public.agent_wakes as wake where wake.agent_id = agent.id and wake.state in ('starting', 'running'))
+     limit p_limit for update of item skip locked;
+end
+$$;
+
+COMMENT ON FUNCTION dispatcher.spent_items(p_sweeper dispatcher.claimant, p_limit integer) IS 'Expired leases and pending items without attempts left, locked.';
+
+CREATE FUNCTION dispatcher.stale_item_ids(p_sweeper dispatcher.claimant, p_limit integer) RETURNS uuid[]
+    LANGUAGE plpgsql
+    SET search_path TO ''
+    AS $$
+declare
+  v_oldest constant timestamptz := now() - make_interval(secs => (p_sweeper.settings).stale_item_age_hours * 3600);
+  v_ids uuid[];
+begin
+  if (p_sweeper.settings).stale_item_age_hours <= 0 then
+    return '{}';
+  end if;
+  select array_agg(stale.id) into v_ids from (
+    select item.id from public.agents as agent
+      join public.agent_inbox_items as item on item.agent_id = agent.id and item.tenant_id = agent.tenant_id
+      left join public.agent_resumptions as resumption on resumption.agent_id = agent.id
+      left join public.inbox_item_marks as mark on mark.item_id = item.id
+     where agent.gateway_id = p_sweeper.gateway_id and agent.tenant_id = p_sweeper.tenant_id and agent.status not in ('paused', 'hibernating')
+       and item.status = 'pending' and item.attempt_count < item.max_attempts and item.created_at < v_oldest
+       and coalesce(mark.reopened_at, '-infinity') < v_oldest and coalesce(resumption.resumed_at, '-infinity') < v_oldest
+     limit p_limit for update of item skip locked) as stale;
+  return coalesce(v_ids, '{}');
+end
+$$;
+
+COMMENT ON FUNCTION dispatcher.stale_item_ids(p_sweeper dispatcher.claimant, p_limit integer) IS 'Items pending for longer than stale_item_age_hours, locked. The age counts from the creation, the last requeue or the end of its agent''s pause; items of paused or hibernating agents wait.';
+
+CREATE FUNCTION dispatcher.stamp_items(p_wake public.agent_wakes, p_started_at timestamp with time zone) RETURNS void
+    LANGUAGE plpgsql
+    SET search_path TO ''
+    AS $$
+begin
+  -- A stamp is not worth a wait, nor the report that brings it: a row that somebody holds, or whose triggers raise, goes without.
+  update public.agent_inbox_items
+     set last_wake_attempt_at = p_wake.claimed_at, last_wake_success_at = coalesce(p_started_at, last_wake_success_at)
+   where id in (select item.id from public.agent_inbox_items as item
+                 where item.id = any (p_wake.item_ids)
+                   and (item.last_wake_attempt_at is null or item.last_wake_attempt_at < p_wake.claimed_at
+                        or (p_started_at is not null and item.last_wake_success_at is null or item.last_wake_success_at < p_wake.claimed_at))
+                   for update skip locked);
+exception when others then
+  if dispatcher.must_abort(sqlstate) then raise; end if;
+  perform dispatcher.note_fault(p_wake.tenant_id, p_wake.gateway_id, 'stamp of items', format('%s (%s)', sqlerrm, sqlstate));
+end
+$$;
+
+COMMENT ON FUNCTION dispatcher.stamp_items(p_wake public.agent_wakes, p_started_at timestamp with time zone) IS 'Stamps the items of a wake: last_wake_attempt_at when it was claimed, last_wake_success_at when its process started (p_started_at; NULL: it did not).';
+
+CREATE FUNCTION dispatcher.start_of_today() RETURNS timestamp with time zone
+    LANGUAGE sql STABLE
+    SET search_path TO ''
+    AS $$ select date_trunc('day', now() at time zone 'UTC') at time zone 'UTC' $$;
+
+COMMENT ON FUNCTION dispatcher.start_of_today() IS 'When the UTC day began.';
 
 CREATE FUNCTION dispatcher.start_wake(p_wake_id uuid, p_claim_token uuid, p_host_id text, p_pid integer, p_pid_started_at double precision) RETURNS jsonb
     LANGUAGE plpgsql
@@ -2165,22 +3026,27 @@ CREATE FUNCTION dispatcher.start_wake(p_wake_id uuid, p_claim_token uuid, p_host
 declare
   v_wake public.agent_wakes;
 begin
+  select * into v_wake from public.agent_wakes where id = p_wake_id for update skip locked;
+  if v_wake.id is null then
+    return jsonb_build_object('wake_id', p_wake_id, 'applied', false, 'code',
+                              case when exists (select from public.agent_wakes where id = p_wake_id) then 'busy' else 'not_found' end);
+  end if;
+  if p_claim_token is null or v_wake.claim_token <> p_claim_token or p_pid is null then
+    return jsonb_build_object('wake_id', p_wake_id, 'applied', false, 'code', 'fence_lost');
+  end if;
+  if v_wake.state <> 'starting' then
+    return jsonb_build_object('wake_id', p_wake_id, 'applied', v_wake.state = 'running' and v_wake.pid is not distinct from p_pid,
+                              'code', case when v_wake.pid is not distinct from p_pid then 'already' else 'fence_lost' end);
+  end if;
   update public.agent_wakes
      set state = 'running', host_id = p_host_id, pid = p_pid, pid_started_at = p_pid_started_at, started_at = now()
-   where id = p_wake_id and claim_token = p_claim_token and state = 'starting'
-  returning * into v_wake;
-  if v_wake.id is null then
-    select * into v_wake from public.agent_wakes where id = p_wake_id;
-    return jsonb_build_object('wake_id', p_wake_id, 'applied', v_wake.state = 'running' and v_wake.claim_token = p_claim_token and v_wake.pid = p_pid,
-                              'code', case when v_wake.claim_token = p_claim_token and v_wake.pid = p_pid then 'already' else 'fence_lost' end);
-  end if;
-  update public.agent_inbox_items set last_wake_success_at = now()
-   where id in (select item.id from public.agent_inbox_items as item where item.id = any (v_wake.item_ids) for update skip locked);
+   where id = p_wake_id;
+  perform dispatcher.stamp_items(v_wake, now());
   return jsonb_build_object('wake_id', p_wake_id, 'applied', true, 'code', 'ok');
 end
 $$;
 
-COMMENT ON FUNCTION dispatcher.start_wake(p_wake_id uuid, p_claim_token uuid, p_host_id text, p_pid integer, p_pid_started_at double precision) IS 'The process of a claimed wake started: keeps its pid, start time and host, and stamps last_wake_success_at. Needs the claim token.';
+COMMENT ON FUNCTION dispatcher.start_wake(p_wake_id uuid, p_claim_token uuid, p_host_id text, p_pid integer, p_pid_started_at double precision) IS 'The process of a claimed wake started: keeps its pid, start time and host, and stamps its items. Needs the claim token.';
 
 CREATE FUNCTION dispatcher.start_workflow_run(p_run public.workflow_runs) RETURNS public.workflow_runs
     LANGUAGE plpgsql
@@ -2191,7 +3057,7 @@ begin
      set status = case status when 'claimed' then 'running' else status end, last_heartbeat_at = now(),
          started_at = case status when 'claimed' then now() else started_at end
    where id = p_run.id returning * into p_run;
-  perform dispatcher.note_wake_progress(p_run);
+  perform dispatcher.note_work_on_claim(p_run);
   return p_run;
 end
 $$;
@@ -2236,49 +3102,27 @@ $$;
 
 COMMENT ON FUNCTION dispatcher.stop_runs_of_budget(p_tenant_id uuid, p_budget jsonb) IS 'Cancels every run in the scope of a spent hard stop that is queued and due, dispatched, claimed or running, all at once; answers their ids.';
 
-CREATE FUNCTION dispatcher.stop_wake_chains(p_instance public.dispatcher_instances) RETURNS integer
+CREATE FUNCTION dispatcher.stop_wake_chains(p_sweeper dispatcher.claimant, p_limit integer) RETURNS integer
     LANGUAGE plpgsql
     SET search_path TO ''
     AS $$
 declare
-  v_limit constant integer := dispatcher.wake_chain_limit(p_instance.settings);
+  v_reason constant text := format('wake chain limit (%s) reached', dispatcher.wake_chain_limit(p_sweeper.settings));
   v_chain record;
   v_count integer := 0;
 begin
   for v_chain in
-    -- From the few deep origins to their items, and not the other way: no statistics may turn this into a look at every item.
-    with deep as materialized (
-      select origin.item_id, origin.chain_depth from public.inbox_item_origins as origin
-       where origin.tenant_id = p_instance.tenant_id and origin.chain_depth >= v_limit)
-    select agent.id, agent.slug, agent.tenant_id, array_agg(item.id) as item_ids, max(deep.chain_depth) as depth
-      from deep
-      join public.agent_inbox_items as item on item.id = deep.item_id and item.status in ('pending', 'failed') and item.attempt_count < item.max_attempts
-      join public.agents as agent on agent.id = item.agent_id and agent.tenant_id = item.tenant_id
-     where agent.gateway_id = p_instance.gateway_id and agent.tenant_id = p_instance.tenant_id
-     group by agent.id, agent.slug, agent.tenant_id
+    select chained.agent_id, array_agg(chained.item_id) as item_ids, max(chained.chain_depth) as depth
+      from dispatcher.chained_items(p_sweeper, p_limit) as chained group by chained.agent_id
   loop
-    update public.agent_inbox_items
-       set status = 'dead_letter', failed_at = now(), updated_at = now(),
-           context = dispatcher.merge_inbox_context(context, jsonb_build_object('last_failure_reason', format('wake chain limit (%s) reached', v_limit)))
-     where id in (select item.id from public.agent_inbox_items as item where item.id = any (v_chain.item_ids[1:1000]) for update skip locked);
-    v_count := v_count + cardinality(v_chain.item_ids[1:1000]);
-    -- One alert per agent and hour: a ring that goes on posting must not flood the operator either.
-    insert into public.agent_wake_state (agent_id, tenant_id) values (v_chain.id, v_chain.tenant_id) on conflict do nothing;
-    update public.agent_wake_state set chain_notified_at = now()
-     where agent_id = v_chain.id and (chain_notified_at is null or chain_notified_at < now() - interval '1 hour');
-    if found then
-      insert into public.notifications (tenant_id, type, title, body, entity_type, entity_id, actor_type, actor_agent_id, meta)
-      values (v_chain.tenant_id, 'wake_chain_limit', format('Agent %s was stopped in a chain of wakes', v_chain.slug),
-              format('Agents woke each other %s times in a row; %s item(s) were set aside. `dispatcher inbox requeue --agent %s` brings them back.',
-                     v_chain.depth, cardinality(v_chain.item_ids), v_chain.slug),
-              'agent', v_chain.id, 'system', v_chain.id, jsonb_build_object('chain_depth', v_chain.depth, 'item_ids', v_chain.item_ids));
-    end if;
+    v_count := v_count + dispatcher.set_items_aside(v_chain.item_ids, 'wake_chain_limit', v_reason);
+    perform dispatcher.tell_chain(p_sweeper, v_chain.agent_id, v_chain.depth, v_chain.item_ids);
   end loop;
   return v_count;
 end
 $$;
 
-COMMENT ON FUNCTION dispatcher.stop_wake_chains(p_instance public.dispatcher_instances) IS 'Items whose chain of wakes reached max_wake_chain become dead_letter; one notification per agent and hour.';
+COMMENT ON FUNCTION dispatcher.stop_wake_chains(p_sweeper dispatcher.claimant, p_limit integer) IS 'Items whose chain of wakes reached max_wake_chain become dead_letter; one notification per agent and hour.';
 
 CREATE FUNCTION dispatcher.stop_workflow_run(p_run public.workflow_runs, p_error text) RETURNS public.workflow_runs
     LANGUAGE plpgsql
@@ -2295,6 +3139,19 @@ $$;
 
 COMMENT ON FUNCTION dispatcher.stop_workflow_run(p_run public.workflow_runs, p_error text) IS 'Cancels a run the caller has locked.';
 
+CREATE FUNCTION dispatcher.sweeper(p_instance_id uuid) RETURNS dispatcher.claimant
+    LANGUAGE plpgsql STABLE
+    SET search_path TO ''
+    AS $$
+declare
+  v_instance constant public.dispatcher_instances := dispatcher.running_instance(p_instance_id);
+begin
+  return row(v_instance.id, v_instance.tenant_id, v_instance.gateway_id, dispatcher.settings_of_instance(p_instance_id))::dispatcher.claimant;
+end
+$$;
+
+COMMENT ON FUNCTION dispatcher.sweeper(p_instance_id uuid) IS 'Who sweeps, with which settings; locks nothing. Raises OD001 for an unknown instance.';
+
 CREATE FUNCTION dispatcher.tell_budget_event(p_tenant_id uuid, p_budget jsonb, p_kind text, p_detail jsonb) RETURNS text
     LANGUAGE plpgsql
     SET search_path TO ''
@@ -2310,6 +3167,53 @@ end
 $$;
 
 COMMENT ON FUNCTION dispatcher.tell_budget_event(p_tenant_id uuid, p_budget jsonb, p_kind text, p_detail jsonb) IS 'Records an event of a budget; the error when it cannot be, because a budget does its work whether or not that can be written down.';
+
+CREATE FUNCTION dispatcher.tell_chain(p_sweeper dispatcher.claimant, p_agent_id uuid, p_depth integer, p_item_ids uuid[]) RETURNS void
+    LANGUAGE plpgsql
+    SET search_path TO ''
+    AS $$
+declare
+  v_slug text;
+begin
+  -- One alert per agent and hour: a ring that goes on posting must not flood the operator either.
+  if (dispatcher.lock_wake_state(p_agent_id, p_sweeper.tenant_id)).agent_id is null then
+    return;
+  end if;
+  update public.agent_wake_state set chain_notified_at = now()
+   where agent_id = p_agent_id and (chain_notified_at is null or chain_notified_at < now() - interval '1 hour');
+  if found then
+    select slug into v_slug from public.agents where id = p_agent_id;
+    perform dispatcher.notify_operator(
+      p_sweeper.tenant_id, 'wake_chain_limit', format('Agent %s was stopped in a chain of wakes', v_slug),
+      format('Agents woke each other %s times in a row; %s item(s) were set aside. `dispatcher inbox requeue --agent %s` brings them back.',
+             p_depth, cardinality(p_item_ids), v_slug),
+      p_agent_id, jsonb_build_object('chain_depth', p_depth, 'item_ids', p_item_ids[1:100]));
+  end if;
+end
+$$;
+
+COMMENT ON FUNCTION dispatcher.tell_chain(p_sweeper dispatcher.claimant, p_agent_id uuid, p_depth integer, p_item_ids uuid[]) IS 'One notification per agent and hour of a chain that was stopped.';
+
+CREATE FUNCTION dispatcher.tell_dead_letters(p_agent_id uuid, p_item_ids uuid[], p_reason text) RETURNS void
+    LANGUAGE plpgsql
+    SET search_path TO ''
+    AS $$
+declare
+  v_agent record;
+begin
+  if coalesce(cardinality(p_item_ids), 0) = 0 then
+    return;
+  end if;
+  select slug, tenant_id into v_agent from public.agents where id = p_agent_id;
+  perform dispatcher.notify_operator(
+    v_agent.tenant_id, 'dead_letter', format('%s item(s) of agent %s were given up', cardinality(p_item_ids), v_agent.slug),
+    format('%s. `dispatcher inbox requeue %s` brings back the first of them, `dispatcher inbox requeue --dead --agent %s` all.',
+           p_reason, p_item_ids[1], v_agent.slug),
+    p_agent_id, jsonb_build_object('item_ids', p_item_ids[1:100], 'items', cardinality(p_item_ids), 'reason', p_reason));
+end
+$$;
+
+COMMENT ON FUNCTION dispatcher.tell_dead_letters(p_agent_id uuid, p_item_ids uuid[], p_reason text) IS 'One notification for items of an agent that nobody will try again.';
 
 CREATE FUNCTION dispatcher.tight_budgets(p_budgets jsonb, p_estimates jsonb, p_runs integer) RETURNS jsonb
     LANGUAGE sql IMMUTABLE
@@ -2359,26 +3263,67 @@ $$;
 
 COMMENT ON FUNCTION dispatcher.time_out_runs(p_tenant_id uuid) IS 'Claimed and running runs over their deadline become timed_out; the process one of our daemons has for them is asked to end.';
 
-CREATE FUNCTION dispatcher.wait_for_next_wake(p_agent_id uuid, p_settings jsonb, p_since timestamp with time zone) RETURNS jsonb
+CREATE FUNCTION dispatcher.typed_settings(p_settings jsonb) RETURNS public.dispatcher_settings
+    LANGUAGE plpgsql STABLE
+    SET search_path TO ''
+    AS $$
+declare
+  v_settings public.dispatcher_settings;
+begin
+  v_settings.wake_cooldown := dispatcher.setting(p_settings, 'wake_cooldown', 30, 0, 86400 * 7);
+  v_settings.max_wake_cooldown := dispatcher.setting(p_settings, 'max_wake_cooldown', 900, 0, 86400 * 7);
+  v_settings.max_consecutive_failures := dispatcher.setting(p_settings, 'max_consecutive_failures', 5, 1, 1000000);
+  v_settings.max_concurrent_wakes := dispatcher.setting(p_settings, 'max_concurrent_wakes', 2, 1, 10000);
+  v_settings.agent_process_timeout := dispatcher.setting(p_settings, 'agent_process_timeout', 300, 0.1, 86400 * 7);
+  v_settings.stale_item_age_hours := dispatcher.setting(p_settings, 'stale_item_age_hours', 24, 0, 24 * 36500);
+  v_settings.lease_seconds := dispatcher.setting(p_settings, 'lease_seconds', 120, 1, 86400);
+  v_settings.max_wake_chain := dispatcher.setting(p_settings, 'max_wake_chain', 6, 0, 1000000);
+  v_settings.max_wakes_per_day := dispatcher.setting(p_settings, 'max_wakes_per_day', 0, 0, 100000000);
+  v_settings.instance_timeout := dispatcher.setting(p_settings, 'instance_timeout', 45, 0.1, 86400);
+  v_settings.workflow_batch_size := dispatcher.setting(p_settings, 'workflow_batch_size', 10, 1, 500);
+  v_settings.stale_dispatch_seconds := dispatcher.setting(p_settings, 'stale_dispatch_seconds', 300, 0, 86400 * 365);
+  v_settings.max_dispatch_retries := dispatcher.setting(p_settings, 'max_dispatch_retries', 3, 0, 1000000);
+  v_settings.stale_claim_seconds := dispatcher.setting(p_settings, 'stale_claim_seconds', 600, 0, 86400 * 365);
+  v_settings.workflow_cost_estimate_usd := dispatcher.setting(p_settings, 'workflow_cost_estimate_usd', null, 0, 999999);
+  return v_settings;
+end
+$$;
+
+COMMENT ON FUNCTION dispatcher.typed_settings(p_settings jsonb) IS 'Settings as a daemon sends them, as one typed row: every value within its bounds, defaults for what is missing. instance_id and tenant_id are NULL.';
+
+CREATE FUNCTION dispatcher.unknown_gateway(p_tenant_id uuid) RETURNS jsonb
+    LANGUAGE sql STABLE
+    SET search_path TO ''
+    AS $$
+  select jsonb_build_object('code', 'unknown_gateway', 'known',
+           coalesce((select jsonb_agg(slug order by slug) from public.gateways where tenant_id = p_tenant_id), '[]'))
+$$;
+
+COMMENT ON FUNCTION dispatcher.unknown_gateway(p_tenant_id uuid) IS 'The answer to a gateway nobody knows: {code: unknown_gateway, known: slugs}.';
+
+CREATE FUNCTION dispatcher.wait_for_next_wake(p_wake public.agent_wakes, p_settings public.dispatcher_settings, p_state text) RETURNS jsonb
     LANGUAGE plpgsql
     SET search_path TO ''
     AS $$
 declare
+  v_facts dispatcher.gate_facts := dispatcher.read_gate_facts(p_wake.agent_id, p_settings);
   v_gates record;
 begin
-  select * into v_gates from dispatcher.wake_gates(p_agent_id, p_settings);
-  if cardinality(v_gates.blocked) > 0 then
-    return jsonb_build_object('next', v_gates.blocked[1], 'retry_in', extract(epoch from v_gates.retry_at - now()));
+  v_gates := dispatcher.wake_gates(v_facts, p_settings);
+  if v_facts.agent_id is null then
+    return jsonb_build_object('next', 'no_actionable_work', 'retry_in', null);
   end if;
-  update public.agent_wake_state
-     set waitlisted_at = coalesce(waitlisted_at, p_since), waitlist_path = coalesce(waitlist_path, 'waitlist'),
-         waiting_since = coalesce(waiting_since, (select created_at from public.agent_inbox_items where id = v_gates.due_item_id)), updated_at = now()
-   where agent_id = p_agent_id;
-  return jsonb_build_object('next', 'waitlisted');
+  if cardinality(v_gates.blocked) > 0 then
+    return jsonb_build_object('next', v_gates.blocked[1], 'retry_in', dispatcher.seconds_until(v_gates.retry_at));
+  end if;
+  -- One whose wake came to nothing keeps its place.
+  perform dispatcher.join_waitlist(p_wake.agent_id, 'waitlist', case when p_state in ('interrupted', 'lost') then p_wake.claimed_at else now() end,
+                                   v_facts.oldest_due);
+  return jsonb_build_object('next', 'waitlisted', 'retry_in', null);
 end
 $$;
 
-COMMENT ON FUNCTION dispatcher.wait_for_next_wake(p_agent_id uuid, p_settings jsonb, p_since timestamp with time zone) IS 'After a wake: puts an agent with work left on the waitlist, waiting since p_since (one whose wake came to nothing keeps its place), or says when it may be looked at again.';
+COMMENT ON FUNCTION dispatcher.wait_for_next_wake(p_wake public.agent_wakes, p_settings public.dispatcher_settings, p_state text) IS 'After a wake that ended in p_state: puts an agent with work left on the waitlist, or says when it may be looked at again. The caller holds its wake state.';
 
 CREATE FUNCTION dispatcher.waiting_workflow_groups(p_tenant_id uuid, p_estimates jsonb, p_budgets jsonb) RETURNS jsonb
     LANGUAGE sql STABLE
@@ -2416,7 +3361,7 @@ CREATE FUNCTION dispatcher.wake_blockers(p_item_id uuid) RETURNS jsonb
     AS $$
 begin
   return (
-    select jsonb_agg(target.title order by relation.created_at, target.title)
+    select jsonb_agg(left(target.title, 500) order by relation.created_at, target.title)
       from public.agent_inbox_items as item
       join public.task_relations as relation on relation.source_task_id = item.task_id and relation.relation_type = 'blocked_by'
       join public.tasks as target on target.id = relation.target_task_id
@@ -2427,52 +3372,19 @@ $$;
 
 COMMENT ON FUNCTION dispatcher.wake_blockers(p_item_id uuid) IS 'Titles of the unresolved tasks that block the task of a task_assignment item; NULL when there are none.';
 
-CREATE FUNCTION dispatcher.wake_chain_limit(p_settings jsonb) RETURNS integer
+CREATE FUNCTION dispatcher.wake_chain_limit(p_settings public.dispatcher_settings) RETURNS integer
     LANGUAGE sql IMMUTABLE
     SET search_path TO ''
-    AS $$ select coalesce(nullif((p_settings ->> 'max_wake_chain')::integer, 0), 2147483647) $$;
+    AS $$ select coalesce(nullif(p_settings.max_wake_chain, 0), 2147483647) $$;
 
-COMMENT ON FUNCTION dispatcher.wake_chain_limit(p_settings jsonb) IS 'From which chain depth on an item wakes nobody; max_wake_chain = 0 means never.';
+COMMENT ON FUNCTION dispatcher.wake_chain_limit(p_settings public.dispatcher_settings) IS 'From which chain depth on an item wakes nobody; max_wake_chain = 0 means never.';
 
-CREATE TABLE public.agent_wake_state (
-    agent_id uuid NOT NULL,
-    tenant_id uuid NOT NULL,
-    consecutive_failures integer DEFAULT 0 NOT NULL,
-    stalled_at timestamp with time zone,
-    last_wake_id uuid,
-    last_claimed_at timestamp with time zone,
-    last_ended_at timestamp with time zone,
-    last_end_state text,
-    waitlisted_at timestamp with time zone,
-    waitlist_path text,
-    waiting_since timestamp with time zone,
-    chain_notified_at timestamp with time zone,
-    resumed_at timestamp with time zone,
-    updated_at timestamp with time zone DEFAULT now() NOT NULL,
-    CONSTRAINT agent_wake_state_consecutive_failures_check CHECK ((consecutive_failures >= 0)),
-    CONSTRAINT agent_wake_state_waiting CHECK (((waitlisted_at IS NULL) = (waitlist_path IS NULL)))
-);
-
-COMMENT ON TABLE public.agent_wake_state IS 'What the gates remember of an agent: failures in a row, stall, last wake, its place on the waitlist.';
-
-COMMENT ON COLUMN public.agent_wake_state.waiting_since IS 'created_at of the oldest item that waits; orders agents that joined the waitlist together.';
-
-COMMENT ON COLUMN public.agent_wake_state.resumed_at IS 'When the agent was last taken out of pause or hibernation: its waiting items grow stale from then on.';
-
-CREATE FUNCTION dispatcher.wake_cooldown_ends(p_state public.agent_wake_state, p_settings jsonb) RETURNS timestamp with time zone
-    LANGUAGE plpgsql IMMUTABLE
+CREATE FUNCTION dispatcher.wake_cooldown(p_failures integer, p_settings public.dispatcher_settings) RETURNS interval
+    LANGUAGE sql IMMUTABLE
     SET search_path TO ''
-    AS $$
-begin
-  return case when p_state.last_end_state in ('failed', 'timed_out', 'no_progress', 'spawn_failed')
-              then coalesce(p_state.last_ended_at, p_state.last_claimed_at)
-              else p_state.last_claimed_at end
-         + make_interval(secs => least((p_settings ->> 'max_wake_cooldown')::double precision,
-                                       (p_settings ->> 'wake_cooldown')::double precision * power(2, least(p_state.consecutive_failures, 30))));
-end
-$$;
+    AS $$ select make_interval(secs => least(p_settings.max_wake_cooldown, p_settings.wake_cooldown * power(2, least(p_failures, 30)))) $$;
 
-COMMENT ON FUNCTION dispatcher.wake_cooldown_ends(p_state public.agent_wake_state, p_settings jsonb) IS 'When the agent''s cooldown is over: wake_cooldown doubled per failure in a row, at most max_wake_cooldown, from the start of a good wake or the end of a failed one. NULL before the first wake.';
+COMMENT ON FUNCTION dispatcher.wake_cooldown(p_failures integer, p_settings public.dispatcher_settings) IS 'The effective cooldown: wake_cooldown doubled per failure in a row, at most max_wake_cooldown.';
 
 CREATE FUNCTION dispatcher.wake_end_state(p_wake public.agent_wakes, p_ending text, p_exit_code integer) RETURNS text
     LANGUAGE plpgsql STABLE
@@ -2482,6 +3394,7 @@ begin
   return (
     select case
     when p_ending in ('timed_out', 'interrupted', 'lost', 'spawn_failed') then p_ending
+    when p_ending in ('item_refused', 'agent_refused') then 'spawn_failed'
     when p_ending = 'exited' and p_exit_code <> 0 then 'failed'
     when dispatcher.wake_has_progress(p_wake) then 'succeeded'
     else 'no_progress' end
@@ -2491,121 +3404,84 @@ $$;
 
 COMMENT ON FUNCTION dispatcher.wake_end_state(p_wake public.agent_wakes, p_ending text, p_exit_code integer) IS 'The state a wake ends in. Exit 0 without progress is no_progress; an unknown exit code (adopted child) is judged by progress alone.';
 
-CREATE FUNCTION dispatcher.wake_gates(p_agent_id uuid, p_settings jsonb, p_all boolean DEFAULT false, OUT blocked text[], OUT retry_at timestamp with time zone, OUT due_item_id uuid, OUT chain_depth integer, OUT failures integer) RETURNS record
+CREATE FUNCTION dispatcher.wake_gates(p_facts dispatcher.gate_facts, p_settings public.dispatcher_settings, p_all boolean DEFAULT false, OUT blocked text[], OUT retry_at timestamp with time zone) RETURNS record
     LANGUAGE plpgsql STABLE
     SET search_path TO ''
     AS $$
 declare
-  v_now constant timestamptz := now();
-  v_max_chain constant integer := dispatcher.wake_chain_limit(p_settings);
-  v_max_per_day constant integer := coalesce((p_settings ->> 'max_wakes_per_day')::integer, 0);
-  v_facts record;
-  v_state public.agent_wake_state;
-  v_until timestamptz;
+  v_cooldown_ends constant timestamptz := p_facts.cooldown_from + dispatcher.wake_cooldown(p_facts.failures, p_settings);
 begin
   blocked := '{}';
-  select state as wake_state, agent.status as agent_status, agent.tenant_id, budget.status as budget_status,
-         exists (select from public.agent_wakes as wake where wake.agent_id = p_agent_id and wake.state in ('starting', 'running')) as in_flight,
-         (select max(item.leased_until) from public.agent_inbox_items as item
-           where item.agent_id = p_agent_id and item.tenant_id = agent.tenant_id and item.status = 'leased' and item.leased_until > v_now) as leased_until,
-         due.id as due_id, due.chain_depth as due_depth
-    into v_facts
-    from public.agents as agent
-    left join public.agent_wake_state as state on state.agent_id = agent.id
-    left join public.agent_budgets as budget on budget.agent_id = agent.id
-    -- With the rest in one statement: a sweep asks this of every agent.
-    left join lateral (
-      select found.id, found.chain_depth from dispatcher.inbox_due as found
-       where found.agent_id = p_agent_id and found.tenant_id = agent.tenant_id and found.due_at <= v_now and found.chain_depth < v_max_chain
-       order by found.created_at limit 1) as due on true
-   where agent.id = p_agent_id;
-  v_state := v_facts.wake_state;
-  failures := coalesce(v_state.consecutive_failures, 0);
-
-  if v_state.consecutive_failures >= (p_settings ->> 'max_consecutive_failures')::integer then
+  if p_facts.failures >= p_settings.max_consecutive_failures then
     blocked := blocked || 'stalled'::text;
     if not p_all then return; end if;
   end if;
-
-  if v_facts.in_flight then
+  if p_facts.is_live then
     blocked := blocked || 'wake_in_flight'::text;
     if not p_all then return; end if;
   end if;
-
-  if v_facts.agent_status in ('paused', 'hibernating') then
+  if p_facts.agent_status in ('paused', 'hibernating') then
     blocked := blocked || 'agent_paused'::text;
     if not p_all then return; end if;
   end if;
-
-  if v_facts.leased_until is not null then
+  if p_facts.leased_until is not null then
     blocked := blocked || 'active_lease'::text;
-    retry_at := v_facts.leased_until;
+    retry_at := p_facts.leased_until;
     if not p_all then return; end if;
   end if;
-
-  if v_facts.budget_status = 'exceeded' and dispatcher.budget_blocks(p_agent_id, v_now) then
+  if p_facts.budget_blocks then
     blocked := blocked || 'budget_exceeded'::text;
     if not p_all then return; end if;
   end if;
-
-  due_item_id := v_facts.due_id;
-  chain_depth := v_facts.due_depth;
-  if due_item_id is null then
-    select min(due.due_at) into v_until from dispatcher.inbox_due as due
-     where due.agent_id = p_agent_id and due.tenant_id = v_facts.tenant_id and due.due_at > v_now and due.chain_depth < v_max_chain;
-    retry_at := coalesce(v_until, retry_at);
-    blocked := blocked || case when v_until is null and exists (
-                                 select from dispatcher.inbox_due as due
-                                  where due.agent_id = p_agent_id and due.tenant_id = v_facts.tenant_id and due.due_at <= v_now
-                                    and due.chain_depth >= v_max_chain)
-                               then 'chain_limit' else 'no_actionable_work' end;
+  if cardinality(p_facts.due_item_ids) = 0 then
+    retry_at := coalesce(p_facts.next_due, retry_at);
+    blocked := blocked || case when p_facts.next_due is null and p_facts.is_at_chain_limit then 'chain_limit' else 'no_actionable_work' end;
     if not p_all then return; end if;
   end if;
-
-  if v_max_per_day > 0 and (select count(*) from public.agent_wakes as wake
-                             where wake.agent_id = p_agent_id and wake.state <> 'spawn_failed'
-                               and wake.claimed_at >= date_trunc('day', v_now at time zone 'UTC') at time zone 'UTC') >= v_max_per_day then
+  if p_settings.max_wakes_per_day > 0 and p_facts.wakes_today >= p_settings.max_wakes_per_day then
     blocked := blocked || 'daily_limit'::text;
-    retry_at := (date_trunc('day', v_now at time zone 'UTC') + interval '1 day') at time zone 'UTC';
+    retry_at := dispatcher.start_of_today() + interval '1 day';
     if not p_all then return; end if;
   end if;
-
-  v_until := dispatcher.wake_cooldown_ends(v_state, p_settings);
-  if v_until > v_now then
-    blocked := blocked || format('cooldown(%ss)', ceil(extract(epoch from v_until - v_now)));
-    retry_at := v_until;
+  if v_cooldown_ends > now() then
+    blocked := blocked || format('cooldown(%ss)', ceil(extract(epoch from v_cooldown_ends - now())));
+    retry_at := v_cooldown_ends;
   end if;
 end
 $$;
 
-COMMENT ON FUNCTION dispatcher.wake_gates(p_agent_id uuid, p_settings jsonb, p_all boolean, OUT blocked text[], OUT retry_at timestamp with time zone, OUT due_item_id uuid, OUT chain_depth integer, OUT failures integer) IS 'The gates of one agent in their order (all but the cap): blocked = the reasons that refuse a wake, the first one unless p_all; retry_at = when waiting alone would open it; due_item_id = the oldest item to work on; failures = its failures in a row.';
+COMMENT ON FUNCTION dispatcher.wake_gates(p_facts dispatcher.gate_facts, p_settings public.dispatcher_settings, p_all boolean, OUT blocked text[], OUT retry_at timestamp with time zone) IS 'The gates of one agent in their order (all but the cap): blocked = the reasons that refuse a wake, the first one unless p_all; retry_at = when waiting alone would open it.';
 
 CREATE FUNCTION dispatcher.wake_grant(p_wake public.agent_wakes) RETURNS jsonb
     LANGUAGE plpgsql STABLE
     SET search_path TO ''
+    SET plan_cache_mode TO 'force_generic_plan'
     AS $$
 declare
-  v_item record;
+  v_grant jsonb;
   v_blockers jsonb;
-  v_blockers_error text;
 begin
-  select item.id, item.event_type, item.summary, item.context into v_item
-    from public.agent_inbox_items as item where item.id = p_wake.item_ids[1];
-  begin
-    v_blockers := dispatcher.wake_blockers(v_item.id);
-  exception when others then
-    v_blockers_error := sqlerrm;
-  end;
-  return (
-    select jsonb_build_object(
-      'granted', true, 'wake_id', p_wake.id, 'claim_token', p_wake.claim_token, 'agent_id', agent.id, 'agent_slug', agent.slug,
-      'workspace_slug', (select workspace.slug from public.workspace where workspace.tenant_id = agent.tenant_id limit 1),
-      'path', p_wake.path, 'item_ids', to_jsonb(p_wake.item_ids), 'chain_depth', p_wake.chain_depth,
-      'event_type', v_item.event_type, 'summary', left(v_item.summary, 2000), 'item_created_at',
-      (select item.created_at from public.agent_inbox_items as item where item.id = p_wake.item_ids[1]),
-      'model_override', v_item.context -> 'model_override', 'thinking_override', v_item.context -> 'thinking_override',
-      'blockers', coalesce(v_blockers, '[]'), 'blockers_error', v_blockers_error)
-      from public.agents as agent where agent.id = p_wake.agent_id);
+  select jsonb_build_object(
+           'granted', true, 'wake_id', p_wake.id, 'claim_token', p_wake.claim_token, 'agent_id', agent.id, 'agent_slug', agent.slug,
+           'workspace_slug', (select workspace.slug from public.workspace where workspace.tenant_id = agent.tenant_id limit 1),
+           'path', p_wake.path, 'item_ids', to_jsonb(p_wake.item_ids), 'chain_depth', p_wake.chain_depth,
+           'event_type', item.event_type, 'summary', left(item.summary, 2000), 'item_created_at', dispatcher.known_time(item.created_at),
+           'model_override', item.context -> 'model_override', 'thinking_override', item.context -> 'thinking_override',
+           'blockers', '[]'::jsonb, 'blockers_error', null)
+    into v_grant
+    from public.agents as agent
+    left join public.agent_inbox_items as item on item.id = p_wake.item_ids[1]
+   where agent.id = p_wake.agent_id;
+  if v_grant ->> 'event_type' = 'task_assignment' then
+    begin
+      v_blockers := dispatcher.wake_blockers(p_wake.item_ids[1]);
+      v_grant := v_grant || jsonb_build_object('blockers', coalesce(v_blockers, '[]'));
+    exception when others then
+      if dispatcher.must_abort(sqlstate) then raise; end if;
+      v_grant := v_grant || jsonb_build_object('blockers_error', sqlerrm);
+    end;
+  end if;
+  return v_grant;
 end
 $$;
 
@@ -2617,18 +3493,30 @@ CREATE FUNCTION dispatcher.wake_has_progress(p_wake public.agent_wakes) RETURNS 
     AS $$
 begin
   return (
-    select p_wake.progressed_at is not null
-      or exists (select from public.inbox_item_leases as lease
-                  where lease.wake_id = p_wake.id and lease.outcome in ('done', 'failed', 'dead_letter', 'escalated'))
+    -- What its own agent did: it closed what it had leased in this wake, by our functions or by YourHQ's,
+    select exists (select from public.inbox_item_leases as lease
+                    where lease.wake_id = p_wake.id and lease.outcome in ('done', 'failed', 'dead_letter', 'escalated'))
       or exists (select from public.agent_inbox_items as item
-                  where item.agent_id = p_wake.agent_id and item.completed_at >= p_wake.claimed_at)
+                  where item.agent_id = p_wake.agent_id and item.leased_at >= p_wake.claimed_at
+                    and item.status in ('done', 'failed', 'dead_letter') and greatest(item.completed_at, item.failed_at) >= item.leased_at)
+      -- or worked on a run,
+      or dispatcher.wake_worked_on_a_run(p_wake.id)
+      -- or there was nothing left to do: what it holds and did not close is left.
       or not exists (select from public.agent_inbox_items as item
-                      where item.agent_id = p_wake.agent_id and item.status in ('pending', 'failed', 'leased') and item.attempt_count < item.max_attempts)
+                      where item.agent_id = p_wake.agent_id
+                        and (item.status = 'leased' or (item.status in ('pending', 'failed') and item.attempt_count < item.max_attempts)))
   );
 end
 $$;
 
-COMMENT ON FUNCTION dispatcher.wake_has_progress(p_wake public.agent_wakes) IS 'Whether an item of the agent was finished during the wake, or nothing is left to do.';
+COMMENT ON FUNCTION dispatcher.wake_has_progress(p_wake public.agent_wakes) IS 'Whether the agent itself finished an item or worked on a run in this wake, or nothing is left to do. What others closed meanwhile does not count.';
+
+CREATE FUNCTION dispatcher.wake_worked_on_a_run(p_wake_id uuid) RETURNS boolean
+    LANGUAGE sql STABLE
+    SET search_path TO ''
+    AS $$ select exists (select from public.workflow_claims as claim where claim.wake_id = p_wake_id and claim.worked_at is not null) $$;
+
+COMMENT ON FUNCTION dispatcher.wake_worked_on_a_run(p_wake_id uuid) IS 'Whether a run that was claimed in a wake showed a sign of life: work on a run is progress.';
 
 CREATE FUNCTION dispatcher.wakes_to_stop(p_instance_id uuid) RETURNS jsonb
     LANGUAGE sql STABLE
@@ -2853,22 +3741,51 @@ $$;
 
 COMMENT ON FUNCTION dispatcher.workflow_usage_values(p_usage jsonb) IS 'What a report of usage {cost_usd, input_tokens, output_tokens, cached_tokens, model} really says: what is no number, negative, NaN or beyond belief is left out, so it stays unknown.';
 
+CREATE FUNCTION dispatcher.write_wake(p_claimant dispatcher.claimant, p_facts dispatcher.gate_facts, p_path text, p_request uuid) RETURNS public.agent_wakes
+    LANGUAGE plpgsql
+    SET search_path TO ''
+    SET plan_cache_mode TO 'force_generic_plan'
+    AS $$
+declare
+  v_items constant uuid[] := dispatcher.items_of_claim(p_facts);
+  v_wake public.agent_wakes;
+begin
+  insert into public.agent_wakes (tenant_id, agent_id, gateway_id, instance_id, claim_request, path, item_ids, chain_depth, model_override,
+                                  thinking_override, deadline_at)
+  select p_facts.tenant_id, p_facts.agent_id, p_claimant.gateway_id, p_claimant.instance_id, p_request, p_path, v_items, p_facts.chain_depth,
+         case when jsonb_typeof(item.context -> 'model_override') = 'string' then nullif(left(item.context ->> 'model_override', 500), '') end,
+         case when jsonb_typeof(item.context -> 'thinking_override') = 'string' then nullif(left(item.context ->> 'thinking_override', 500), '') end,
+         now() + make_interval(secs => (p_claimant.settings).agent_process_timeout + 15)
+    from public.agent_inbox_items as item where item.id = v_items[1]
+  returning * into v_wake;
+  update public.agent_wake_state
+     set last_wake_id = v_wake.id, last_claimed_at = v_wake.claimed_at, waitlisted_at = null, waitlist_path = null, waiting_since = null,
+         consecutive_failures = p_facts.failures, updated_at = now(),
+         stalled_at = case when p_facts.failures = 0 then null else stalled_at end
+   where agent_id = p_facts.agent_id;
+  return v_wake;
+end
+$$;
+
+COMMENT ON FUNCTION dispatcher.write_wake(p_claimant dispatcher.claimant, p_facts dispatcher.gate_facts, p_path text, p_request uuid) IS 'Writes the wake of a granted claim (state starting) and what the gates remember: failures that new context has ended are forgotten here.';
+
 CREATE FUNCTION public.adopt_wake(p_instance_id uuid, p_wake_id uuid, p_claim_token uuid, p_host_id text, p_pid integer, p_pid_started_at double precision) RETURNS jsonb
     LANGUAGE plpgsql
     SET search_path TO ''
+    SET lock_timeout TO '3s'
     AS $$
 declare
   v_wake public.agent_wakes;
 begin
+  if p_pid is null or p_host_id is null then
+    return jsonb_build_object('applied', false, 'code', 'invalid');
+  end if;
   update public.agent_wakes
      set instance_id = p_instance_id, claim_token = gen_random_uuid(), state = 'running', host_id = p_host_id, pid = p_pid,
          pid_started_at = p_pid_started_at, started_at = coalesce(started_at, now())
    where id = p_wake_id and claim_token = p_claim_token and state in ('starting', 'running')
   returning * into v_wake;
-  update public.agent_inbox_items set last_wake_success_at = v_wake.started_at
-   where id in (select item.id from public.agent_inbox_items as item
-                 where item.id = any (v_wake.item_ids) and item.last_wake_success_at is distinct from v_wake.started_at
-                   and (item.last_wake_success_at is null or item.last_wake_success_at < v_wake.claimed_at) for update skip locked);
+  perform dispatcher.stamp_items(v_wake, v_wake.started_at);
   if v_wake.id is null then
     -- An adoption whose answer was lost is asked for again, with the token it has replaced.
     select * into v_wake from public.agent_wakes
@@ -2926,36 +3843,29 @@ COMMENT ON FUNCTION public.cancel_workflow_run(p_tenant_id uuid, p_run_id uuid, 
 CREATE FUNCTION public.claim_wakes(p_instance_id uuid, p_claims jsonb, p_request uuid) RETURNS jsonb
     LANGUAGE plpgsql
     SET search_path TO ''
-    SET lock_timeout TO '3s'
+    SET lock_timeout TO '2s'
     AS $$
 declare
-  v_instance constant public.dispatcher_instances := dispatcher.running_instance(p_instance_id);
-  v_claim jsonb;
-  v_answer jsonb;
+  v_claimant dispatcher.claimant;
+  v_claim record;
   v_answers jsonb := '[]';
 begin
-  -- Before anything else: an earlier try of this request may be under way still.
-  perform from public.dispatcher_gateways where gateway_id = v_instance.gateway_id for update;
-  for v_claim in select value from jsonb_array_elements(p_claims) loop
-    begin
-      v_answer := dispatcher.claim_one_wake(
-        v_instance, (v_claim ->> 'agent_id')::uuid, v_claim ->> 'path',
-        array(select jsonb_array_elements_text(coalesce(v_claim -> 'item_ids', '[]'))::uuid), p_request);
-    exception when query_canceled or deadlock_detected or serialization_failure then
-      raise;
-    when lock_not_available then
-      v_answer := jsonb_build_object('granted', false, 'agent_id', v_claim ->> 'agent_id', 'skip_reason', 'busy', 'retry_in', 5,
-                                     'agent_slug', (select slug from public.agents where id = (v_claim ->> 'agent_id')::uuid));
-    when others then
-      v_answer := jsonb_build_object('granted', false, 'agent_id', v_claim ->> 'agent_id', 'skip_reason', 'error', 'error', sqlerrm, 'error_code', sqlstate);
-    end;
-    v_answers := v_answers || v_answer;
+  begin
+    v_claimant := dispatcher.lock_gateway(p_instance_id);
+  exception when lock_not_available then
+    return (select coalesce(jsonb_agg(dispatcher.busy_agent(claim.agent_id) order by claim.place), '[]')
+              from dispatcher.claimed_agent_ids(p_claims) as claim);
+  end;
+  -- From here on nothing should wait; what could is cut short.
+  perform set_config('lock_timeout', '100ms', true);
+  for v_claim in select * from dispatcher.claimed_agent_ids(p_claims) loop
+    v_answers := v_answers || dispatcher.contained_claim(v_claimant, v_claim.agent_id, v_claim.path, v_claim.item_ids, p_request);
   end loop;
   return v_answers;
 end
 $$;
 
-COMMENT ON FUNCTION public.claim_wakes(p_instance_id uuid, p_claims jsonb, p_request uuid) IS 'Claims wakes for p_claims = [{agent_id, path, item_ids}]; answers one verdict per claim, in order. p_request makes a repeated call hand back the same grants. One agent whose data raises does not stop the others.';
+COMMENT ON FUNCTION public.claim_wakes(p_instance_id uuid, p_claims jsonb, p_request uuid) IS 'Claims wakes for p_claims = [{agent_id, path, item_ids}]; answers one verdict per claim, in order. p_request makes a repeated call hand back the same grants. An agent whose rows another session holds is busy; one whose data raises is an error of its own; neither stops the others.';
 
 CREATE FUNCTION public.claim_workflow_notifications(p_instance_id uuid, p_limit integer, p_lease_seconds integer DEFAULT 60, p_known_agents text[] DEFAULT '{}'::text[]) RETURNS jsonb
     LANGUAGE plpgsql
@@ -3265,17 +4175,15 @@ CREATE FUNCTION public.dispatcher_status(p_tenant_id uuid, p_gateway text, p_set
     AS $$
 declare
   v_gateway record;
-  v_settings jsonb;
+  v_settings public.dispatcher_settings;
   v_is_full boolean;
 begin
-  select id, slug into v_gateway from public.gateways where tenant_id = p_tenant_id and (slug = p_gateway or id::text = p_gateway);
-  if v_gateway is null then
-    return jsonb_build_object('code', 'unknown_gateway', 'known',
-      coalesce((select jsonb_agg(slug order by slug) from public.gateways where tenant_id = p_tenant_id), '[]'));
+  select id, slug into v_gateway from public.gateways where id = dispatcher.find_gateway(p_tenant_id, p_gateway);
+  if v_gateway.id is null then
+    return dispatcher.unknown_gateway(p_tenant_id);
   end if;
-  v_settings := coalesce(dispatcher.gateway_settings(v_gateway.id), p_settings);
-  v_is_full := (select count(*) from public.agent_wakes where gateway_id = v_gateway.id and state in ('starting', 'running'))
-               >= (v_settings ->> 'max_concurrent_wakes')::integer;
+  v_settings := dispatcher.settings_of_gateway(v_gateway.id, p_settings);
+  v_is_full := dispatcher.live_wakes_of_gateway(v_gateway.id) >= v_settings.max_concurrent_wakes;
   return jsonb_build_object(
     'code', 'ok', 'gateway', v_gateway.slug, 'now', now(),
     -- Of one that has gone the last word is no news: how it did then would read as how it does now.
@@ -3296,15 +4204,16 @@ begin
     'backlog', dispatcher.gateway_backlog(v_gateway.id),
     'agents', (select coalesce(jsonb_agg(jsonb_build_object('agent', agent.slug, 'status', agent.status, 'items', work.items,
                     'blocked', to_jsonb(gates.blocked || case when v_is_full and cardinality(gates.blocked) = 0 then array['concurrency_limit'] else '{}' end),
-                    'retry_in', round(extract(epoch from gates.retry_at - now())),
-                    'failures', coalesce(state.consecutive_failures, 0), 'stalled_at', state.stalled_at, 'last_wake_at', state.last_claimed_at,
+                    'retry_in', round(dispatcher.seconds_until(gates.retry_at)::numeric),
+                    'failures', facts.failures, 'stalled_at', case when facts.failures > 0 then state.stalled_at end, 'last_wake_at', state.last_claimed_at,
                     'last_end', state.last_end_state,
                     'budget', (select jsonb_build_object('status', budget.status, 'limit_usd', budget.monthly_limit_usd, 'spend_usd', budget.current_period_spend_usd)
                                  from public.agent_budgets as budget where budget.agent_id = agent.id)) order by agent.slug), '[]')
                  from public.agents as agent
                  left join public.agent_wake_state as state on state.agent_id = agent.id
                  cross join lateral (select count(*) as items from dispatcher.inbox_due as due where due.agent_id = agent.id) as work
-                 cross join lateral dispatcher.wake_gates(agent.id, v_settings, true) as gates
+                 cross join lateral dispatcher.read_gate_facts(agent.id, v_settings) as facts
+                 cross join lateral dispatcher.wake_gates(facts, v_settings, true) as gates
                 where agent.gateway_id = v_gateway.id));
 end
 $$;
@@ -3455,6 +4364,7 @@ declare
   v_renewed integer;
   v_fenced jsonb;
   v_unattended jsonb;
+  v_live constant uuid[] := coalesce(p_live_wake_ids, '{}');
 begin
   v_instance := dispatcher.running_instance(p_instance_id);
   update public.dispatcher_instances
@@ -3462,19 +4372,20 @@ begin
          state = case state when 'lost' then 'running' else state end
    where id = p_instance_id;
   perform dispatcher.send_gateway_hint(v_instance.gateway_id, 'canary', jsonb_build_object('instance_id', p_instance_id, 'nonce', p_nonce));
-  v_renewed := dispatcher.renew_wake_leases(p_instance_id, p_live_wake_ids, (v_instance.settings ->> 'lease_seconds')::integer);
-  select jsonb_agg(live.id) into v_fenced from unnest(p_live_wake_ids) as live (id)
+  v_renewed := dispatcher.renew_wake_leases(p_instance_id, v_live, (dispatcher.settings_of_instance(p_instance_id)).lease_seconds);
+  select jsonb_agg(live.id) into v_fenced from unnest(v_live) as live (id)
    where not exists (select from public.agent_wakes as wake where wake.id = live.id and wake.instance_id = p_instance_id and wake.ended_at is null);
   -- Named, not closed: this call may be an old one that arrives late, and the instance alone knows whether a process runs.
   select jsonb_agg(dispatcher.open_wake_facts(wake) order by wake.claimed_at) into v_unattended from public.agent_wakes as wake
-   where wake.instance_id = p_instance_id and wake.state in ('starting', 'running') and wake.id <> all (p_live_wake_ids);
+   where wake.instance_id = p_instance_id and wake.state in ('starting', 'running') and wake.id <> all (v_live);
   return jsonb_build_object('renewed', v_renewed, 'broadcast_available', dispatcher.broadcast_hints_available(),
                             'fenced', coalesce(v_fenced, '[]'), 'unattended', coalesce(v_unattended, '[]'),
-                            'orphaned', dispatcher.wakes_without_owner(v_instance), 'now', now());
+                            'orphaned', dispatcher.wakes_without_owner(v_instance),
+                            'faults', dispatcher.new_faults(v_instance, (p_facts ->> 'faults_after')::bigint), 'now', now());
 end
 $$;
 
-COMMENT ON FUNCTION public.heartbeat_dispatcher_instance(p_instance_id uuid, p_live_wake_ids uuid[], p_nonce uuid, p_facts jsonb) IS 'One heartbeat: the instance lives, its leases are renewed, its canary (p_nonce) is sent; named are wakes it no longer owns (fenced) and wakes it owns without knowing of them (unattended: the answer to a claim or an adoption was lost).';
+COMMENT ON FUNCTION public.heartbeat_dispatcher_instance(p_instance_id uuid, p_live_wake_ids uuid[], p_nonce uuid, p_facts jsonb) IS 'One heartbeat: the instance lives, its leases are renewed, its canary (p_nonce) is sent; named are wakes it no longer owns (fenced) and wakes it owns without knowing of them (unattended: the answer to a claim or an adoption was lost), wakes nobody watches (orphaned) and side writes that failed (faults, after p_facts.faults_after).';
 
 CREATE FUNCTION public.heartbeat_workflow_run(p_tenant_id uuid, p_run_id uuid, p_session text, p_claim_token uuid DEFAULT NULL::uuid, p_usage jsonb DEFAULT NULL::jsonb) RETURNS jsonb
     LANGUAGE plpgsql
@@ -3530,35 +4441,6 @@ end
 $$;
 
 COMMENT ON FUNCTION public.inbox_overview(p_tenant_id uuid, p_agent_slug text) IS 'What waits for an agent, without leasing: {agent, actionable_count (due now), by_status (pending, failed, leased), items (the 50 oldest open; due_at: when it may be worked on, null without attempts left)}, or {code: unknown_agent}.';
-
-CREATE TABLE public.agent_inbox_items (
-    id uuid DEFAULT gen_random_uuid() NOT NULL,
-    tenant_id uuid DEFAULT '00000000-0000-0000-0000-000000000000'::uuid NOT NULL,
-    agent_id uuid NOT NULL,
-    agent_slug text NOT NULL,
-    event_type public.inbox_event_type NOT NULL,
-    task_id uuid,
-    comment_id uuid,
-    contact_id uuid,
-    status public.inbox_item_status DEFAULT 'pending'::public.inbox_item_status NOT NULL,
-    leased_at timestamp with time zone,
-    leased_until timestamp with time zone,
-    completed_at timestamp with time zone,
-    failed_at timestamp with time zone,
-    attempt_count integer DEFAULT 0 NOT NULL,
-    max_attempts integer DEFAULT 3 NOT NULL,
-    summary text,
-    context jsonb DEFAULT '{}'::jsonb NOT NULL,
-    last_wake_attempt_at timestamp with time zone,
-    last_wake_success_at timestamp with time zone,
-    dedup_key text NOT NULL,
-    created_at timestamp with time zone DEFAULT now() NOT NULL,
-    updated_at timestamp with time zone DEFAULT now() NOT NULL
-);
-
-ALTER TABLE ONLY public.agent_inbox_items REPLICA IDENTITY FULL;
-
-COMMENT ON TABLE public.agent_inbox_items IS 'Work for agents: one row per item. The woken agent leases and closes it.';
 
 CREATE FUNCTION public.lease_inbox_item(p_agent_id uuid, p_lease_seconds integer DEFAULT 120) RETURNS SETOF public.agent_inbox_items
     LANGUAGE sql
@@ -3652,10 +4534,9 @@ CREATE FUNCTION public.list_inbox_items(p_tenant_id uuid, p_gateway text, p_agen
 declare
   v_gateway_id uuid;
 begin
-  select id into v_gateway_id from public.gateways where tenant_id = p_tenant_id and (slug = p_gateway or id::text = p_gateway);
+  v_gateway_id := dispatcher.find_gateway(p_tenant_id, p_gateway);
   if v_gateway_id is null then
-    return jsonb_build_object('code', 'unknown_gateway', 'known',
-      coalesce((select jsonb_agg(slug order by slug) from public.gateways where tenant_id = p_tenant_id), '[]'));
+    return dispatcher.unknown_gateway(p_tenant_id);
   end if;
   if p_agent is not null and not exists (select from public.agents where gateway_id = v_gateway_id and (slug = p_agent or id::text = p_agent)) then
     return jsonb_build_object('code', 'unknown_agent', 'known',
@@ -3681,10 +4562,9 @@ CREATE FUNCTION public.list_wakes(p_tenant_id uuid, p_gateway text, p_agent text
 declare
   v_gateway_id uuid;
 begin
-  select id into v_gateway_id from public.gateways where tenant_id = p_tenant_id and (slug = p_gateway or id::text = p_gateway);
+  v_gateway_id := dispatcher.find_gateway(p_tenant_id, p_gateway);
   if v_gateway_id is null then
-    return jsonb_build_object('code', 'unknown_gateway', 'known',
-      coalesce((select jsonb_agg(slug order by slug) from public.gateways where tenant_id = p_tenant_id), '[]'));
+    return dispatcher.unknown_gateway(p_tenant_id);
   end if;
   if p_agent is not null and not exists (select from public.agents where gateway_id = v_gateway_id and (slug = p_agent or id::text = p_agent)) then
     return jsonb_build_object('code', 'unknown_agent', 'known',
@@ -3752,6 +4632,16 @@ end
 $$;
 
 COMMENT ON FUNCTION public.monitor_workflows(p_instance_id uuid, p_settings jsonb) IS 'What the monitor of a gateway looks at: silent running runs of its agents that were not spawned again in this attempt (suspects), the silence that makes one (orphan_after), and wakes whose run was ended (stop_wakes).';
+
+CREATE FUNCTION public.note_sweep(p_instance_id uuid, p_sweep jsonb) RETURNS void
+    LANGUAGE sql
+    SET search_path TO ''
+    SET lock_timeout TO '1s'
+    AS $$
+  update public.dispatcher_instances set last_sweep_at = now(), last_heartbeat_at = now(), last_sweep = p_sweep where id = p_instance_id
+$$;
+
+COMMENT ON FUNCTION public.note_sweep(p_instance_id uuid, p_sweep jsonb) IS 'Keeps what a sweep did, for status: counts by phase, errors, ms.';
 
 CREATE FUNCTION public.poll_workflow_runs(p_tenant_id uuid, p_agent text, p_limit integer) RETURNS jsonb
     LANGUAGE sql STABLE
@@ -3839,35 +4729,40 @@ COMMENT ON FUNCTION public.post_inbox_item(p_tenant_id uuid, p_from_agent_slug t
 CREATE FUNCTION public.register_dispatcher_instance(p_tenant_id uuid, p_gateway text, p_identity jsonb, p_settings jsonb) RETURNS jsonb
     LANGUAGE plpgsql
     SET search_path TO ''
+    SET lock_timeout TO '3s'
     AS $$
 declare
-  v_gateway record;
-  v_id uuid;
+  v_gateway_id constant uuid := dispatcher.find_gateway(p_tenant_id, p_gateway);
+  v_id uuid := coalesce((p_identity ->> 'instance_id')::uuid, gen_random_uuid());
 begin
-  select id, slug into v_gateway from public.gateways where tenant_id = p_tenant_id and (slug = p_gateway or id::text = p_gateway);
-  if v_gateway is null then
-    return jsonb_build_object('code', 'unknown_gateway', 'known',
-      coalesce((select jsonb_agg(slug order by slug) from public.gateways where tenant_id = p_tenant_id), '[]'));
+  if v_gateway_id is null then
+    return dispatcher.unknown_gateway(p_tenant_id);
   end if;
-  insert into public.dispatcher_gateways (gateway_id, tenant_id) values (v_gateway.id, p_tenant_id) on conflict do nothing;
-  delete from public.dispatcher_instances as old
-   where old.gateway_id = v_gateway.id and old.last_heartbeat_at < now() - interval '7 days'
-     and not exists (select from public.agent_wakes as wake where wake.instance_id = old.id and wake.ended_at is null);
-  insert into public.dispatcher_instances as instance (id, tenant_id, gateway_id, hostname, host_id, pid, pid_started_at, version, settings)
-  values (coalesce((p_identity ->> 'instance_id')::uuid, gen_random_uuid()), p_tenant_id, v_gateway.id, p_identity ->> 'hostname',
-          p_identity ->> 'host_id', (p_identity ->> 'pid')::integer, (p_identity ->> 'pid_started_at')::double precision,
-          p_identity ->> 'version', p_settings)
-  on conflict (id) do update
-     set state = 'running', stopped_at = null, last_heartbeat_at = now(), settings = excluded.settings
-   where instance.gateway_id = excluded.gateway_id and instance.pid = excluded.pid
+  if num_nonnulls(p_identity ->> 'hostname', p_identity ->> 'host_id', p_identity ->> 'pid', p_identity ->> 'version') < 4 then
+    return jsonb_build_object('code', 'invalid', 'error', 'p_identity needs hostname, host_id, pid and version');
+  end if;
+  insert into public.dispatcher_gateways (gateway_id, tenant_id) values (v_gateway_id, p_tenant_id) on conflict do nothing;
+  perform dispatcher.forget_old_instances(v_gateway_id);
+  insert into public.dispatcher_instances as instance (id, tenant_id, gateway_id, hostname, host_id, pid, pid_started_at, version)
+  values (v_id, p_tenant_id, v_gateway_id, p_identity ->> 'hostname', p_identity ->> 'host_id', (p_identity ->> 'pid')::integer,
+          (p_identity ->> 'pid_started_at')::double precision, p_identity ->> 'version')
+  on conflict (id) do update set state = 'running', stopped_at = null, last_heartbeat_at = now()
+   where instance.gateway_id = excluded.gateway_id and instance.tenant_id = excluded.tenant_id and instance.pid = excluded.pid
+     and instance.host_id = excluded.host_id
   returning id into v_id;
-  return jsonb_build_object('code', 'ok', 'instance_id', v_id, 'gateway_id', v_gateway.id, 'gateway_slug', v_gateway.slug,
-                            'topic', dispatcher.dispatcher_gateway_topic(v_gateway.id), 'broadcast_available', dispatcher.broadcast_hints_available(),
+  if v_id is null then
+    return jsonb_build_object('code', 'id_taken', 'instance_id', p_identity ->> 'instance_id',
+                              'error', 'another process is registered under this instance id');
+  end if;
+  perform dispatcher.keep_settings(v_id, p_tenant_id, p_settings);
+  return jsonb_build_object('code', 'ok', 'instance_id', v_id, 'gateway_id', v_gateway_id,
+                            'gateway_slug', (select slug from public.gateways where id = v_gateway_id),
+                            'topic', dispatcher.dispatcher_gateway_topic(v_gateway_id), 'broadcast_available', dispatcher.broadcast_hints_available(),
                             'open_wakes', dispatcher.open_wakes_of_others(v_id), 'now', now());
 end
 $$;
 
-COMMENT ON FUNCTION public.register_dispatcher_instance(p_tenant_id uuid, p_gateway text, p_identity jsonb, p_settings jsonb) IS 'Registers a daemon for a gateway (slug or id) under the id it chose (p_identity.instance_id); a repeat is the same row. Answers {code: ok, instance_id, gateway_id, topic, broadcast_available, open_wakes} or {code: unknown_gateway, known}.';
+COMMENT ON FUNCTION public.register_dispatcher_instance(p_tenant_id uuid, p_gateway text, p_identity jsonb, p_settings jsonb) IS 'Registers a daemon for a gateway (slug or id) under the id it chose (p_identity.instance_id); a repeat is the same row. Answers {code: ok, instance_id, gateway_id, topic, broadcast_available, open_wakes}, {code: unknown_gateway, known}, {code: id_taken, error} (the id is another process''s) or {code: invalid, error}.';
 
 CREATE FUNCTION public.release_workflow_run(p_tenant_id uuid, p_run_id uuid, p_session text, p_claim_token uuid DEFAULT NULL::uuid) RETURNS jsonb
     LANGUAGE plpgsql
@@ -3909,37 +4804,34 @@ COMMENT ON FUNCTION public.remove_workflow_route(p_tenant_id uuid, p_workflow_ty
 CREATE FUNCTION public.report_wakes(p_instance_id uuid, p_reports jsonb, p_claim_limit integer, p_request uuid) RETURNS jsonb
     LANGUAGE plpgsql
     SET search_path TO ''
-    SET lock_timeout TO '3s'
+    SET lock_timeout TO '2s'
     AS $$
 declare
   v_report jsonb;
-  v_answer jsonb;
-  v_answers jsonb := '[]';
+  v_results jsonb := '[]';
+  v_claims jsonb := '[]';
+  v_claims_busy boolean := false;
 begin
-  -- The gateway's lock first: everything below may need it, and one order of locks is what keeps two daemons from waiting for each other.
-  perform from public.dispatcher_gateways
-   where gateway_id = (select gateway_id from public.dispatcher_instances where id = p_instance_id) for update;
+  if jsonb_typeof(p_reports) is distinct from 'array' then
+    raise exception 'p_reports must be an array of {report, wake_id, claim_token}' using errcode = 'OD002';
+  end if;
+  perform dispatcher.running_instance(p_instance_id);
+  perform set_config('lock_timeout', '100ms', true);
   for v_report in select value from jsonb_array_elements(p_reports) loop
-    begin
-      if v_report ->> 'report' = 'started' then
-        v_answer := dispatcher.start_wake((v_report ->> 'wake_id')::uuid, (v_report ->> 'claim_token')::uuid, v_report ->> 'host_id',
-                                      (v_report ->> 'pid')::integer, (v_report ->> 'pid_started_at')::double precision);
-      else
-        v_answer := dispatcher.end_wake((v_report ->> 'wake_id')::uuid, (v_report ->> 'claim_token')::uuid, v_report ->> 'ending',
-                                    (v_report ->> 'exit_code')::integer, v_report ->> 'error');
-      end if;
-    exception when query_canceled or deadlock_detected or serialization_failure then
-      raise;
-    when others then
-      v_answer := jsonb_build_object('wake_id', v_report ->> 'wake_id', 'applied', false, 'code', 'error', 'error', sqlerrm, 'error_code', sqlstate);
-    end;
-    v_answers := v_answers || (v_answer || jsonb_build_object('report', v_report ->> 'report'));
+    v_results := v_results || (dispatcher.apply_report(v_report) || jsonb_build_object('report', v_report ->> 'report'));
   end loop;
-  return jsonb_build_object('results', v_answers, 'claims', dispatcher.claim_waiting_wakes(p_instance_id, p_claim_limit, p_request));
+  -- The gateway's row is the last to be waited for, and whoever holds it waits for nobody: what is reported stands in any case.
+  begin
+    perform set_config('lock_timeout', '1s', true);
+    v_claims := dispatcher.claim_waiting_wakes(p_instance_id, p_claim_limit, p_request);
+  exception when lock_not_available then
+    v_claims_busy := true;
+  end;
+  return jsonb_build_object('results', v_results, 'claims', v_claims, 'claims_busy', v_claims_busy);
 end
 $$;
 
-COMMENT ON FUNCTION public.report_wakes(p_instance_id uuid, p_reports jsonb, p_claim_limit integer, p_request uuid) IS 'What happened to wakes since the last call, and the next claims off the waitlist, in one round trip. p_reports: [{report: started|ended, wake_id, claim_token, …}].';
+COMMENT ON FUNCTION public.report_wakes(p_instance_id uuid, p_reports jsonb, p_claim_limit integer, p_request uuid) IS 'What happened to wakes since the last call, and the next claims off the waitlist, in one round trip: {results, claims, claims_busy}. p_reports: [{report: started|ended, wake_id, claim_token, …}]. A result whose code is busy is to be reported again; claims_busy: another session held the gateway, look again soon.';
 
 CREATE FUNCTION public.report_workflow_usage(p_tenant_id uuid, p_run_id uuid, p_session text, p_usage jsonb, p_claim_token uuid DEFAULT NULL::uuid) RETURNS jsonb
     LANGUAGE plpgsql
@@ -3967,23 +4859,20 @@ declare
   v_gateway_id uuid;
   v_agent record;
   v_gates record;
-  v_settings jsonb;
-  v_live integer;
+  v_settings public.dispatcher_settings;
 begin
-  select id into v_gateway_id from public.gateways where tenant_id = p_tenant_id and (slug = p_gateway or id::text = p_gateway);
+  v_gateway_id := dispatcher.find_gateway(p_tenant_id, p_gateway);
   if v_gateway_id is null then
-    return jsonb_build_object('code', 'unknown_gateway', 'known',
-      coalesce((select jsonb_agg(slug order by slug) from public.gateways where tenant_id = p_tenant_id), '[]'));
+    return dispatcher.unknown_gateway(p_tenant_id);
   end if;
   select id, slug into v_agent from public.agents where tenant_id = p_tenant_id and gateway_id = v_gateway_id and (slug = p_agent or id::text = p_agent);
   if v_agent is null then
     return jsonb_build_object('code', 'unknown_agent', 'known',
       coalesce((select jsonb_agg(slug order by slug) from public.agents where tenant_id = p_tenant_id and gateway_id = v_gateway_id), '[]'));
   end if;
-  v_settings := coalesce(dispatcher.gateway_settings(v_gateway_id), p_settings);
-  select * into v_gates from dispatcher.wake_gates(v_agent.id, v_settings, p_dry_run);
-  select count(*) into v_live from public.agent_wakes where gateway_id = v_gateway_id and state in ('starting', 'running');
-  if v_live >= (v_settings ->> 'max_concurrent_wakes')::integer then
+  v_settings := dispatcher.settings_of_gateway(v_gateway_id, p_settings);
+  v_gates := dispatcher.wake_gates(dispatcher.read_gate_facts(v_agent.id, v_settings), v_settings, p_dry_run);
+  if dispatcher.live_wakes_of_gateway(v_gateway_id) >= v_settings.max_concurrent_wakes then
     v_gates.blocked := v_gates.blocked || 'concurrency_limit'::text;
   end if;
   if not p_dry_run and v_gates.blocked <@ array['concurrency_limit'] then
@@ -3994,7 +4883,7 @@ begin
     perform dispatcher.send_gateway_hint(v_gateway_id, 'agent', jsonb_build_object('agent_id', v_agent.id));
   end if;
   return jsonb_build_object('code', 'ok', 'agent', v_agent.slug, 'agent_id', v_agent.id, 'blocked', to_jsonb(v_gates.blocked),
-                            'retry_in', extract(epoch from v_gates.retry_at - now()), 'requested', not p_dry_run and v_gates.blocked <@ array['concurrency_limit'],
+                            'retry_in', dispatcher.seconds_until(v_gates.retry_at), 'requested', not p_dry_run and v_gates.blocked <@ array['concurrency_limit'],
                             'daemons', (select count(*) from public.dispatcher_instances as instance where gateway_id = v_gateway_id and state = 'running'
                                           and not dispatcher.is_instance_silent(instance)), 'now', clock_timestamp());
 end
@@ -4017,8 +4906,10 @@ begin
      where item.tenant_id = p_tenant_id and (gateway.slug = p_gateway or gateway.id::text = p_gateway)
        and (p_agent is null or agent.slug = p_agent or agent.id::text = p_agent)
        and case when p_item_ids is null
-                then (item.status = 'failed' and item.context ->> 'last_failure_reason' = 'agent_stalled')
-                  or (p_agent is not null and item.status = 'dead_letter' and item.context ->> 'last_failure_reason' like 'wake chain limit%')
+                then (item.status = 'failed' and dispatcher.is_set_aside_by_stall(item.id, item.failed_at))
+                  or (p_agent is not null and item.status = 'dead_letter' and exists (
+                      select from public.inbox_item_marks as mark
+                       where mark.item_id = item.id and mark.set_aside_as = 'wake_chain_limit' and mark.set_aside_at = item.failed_at))
                 else item.id = any (p_item_ids) and item.status in ('failed', 'dead_letter') end
      for update of item
   ), requeued as (
@@ -4082,11 +4973,11 @@ begin
   perform from public.dispatcher_gateways where gateway_id = v_instance.gateway_id for update;
   insert into public.agent_wake_state (agent_id, tenant_id) values (v_agent.id, v_agent.tenant_id) on conflict do nothing;
   perform from public.agent_wake_state where agent_id = v_agent.id for update;
-  select * into v_gates from dispatcher.wake_gates(v_agent.id, v_instance.settings, true);
+  v_gates := dispatcher.wake_gates(dispatcher.read_gate_facts(v_agent.id, dispatcher.settings_of_instance(p_instance_id)),
+                                   dispatcher.settings_of_instance(p_instance_id), true);
   select reason into v_blocked from unnest(v_gates.blocked) as reason
    where reason in ('stalled', 'wake_in_flight', 'agent_paused', 'active_lease', 'budget_exceeded', 'daily_limit') limit 1;
-  if v_blocked is null and (select count(*) from public.agent_wakes where gateway_id = v_instance.gateway_id and state in ('starting', 'running'))
-                           >= (v_instance.settings ->> 'max_concurrent_wakes')::integer then
+  if v_blocked is null and dispatcher.live_wakes_of_gateway(v_instance.gateway_id) >= (dispatcher.settings_of_instance(p_instance_id)).max_concurrent_wakes then
     v_blocked := 'concurrency_limit';
   end if;
   begin
@@ -4293,66 +5184,38 @@ $$;
 
 COMMENT ON FUNCTION public.stop_dispatcher_instance(p_instance_id uuid) IS 'A daemon ended in good order.';
 
-CREATE FUNCTION public.sweep_inbox(p_instance_id uuid, p_claim_limit integer, p_request uuid) RETURNS jsonb
+CREATE FUNCTION public.sweep_inbox(p_instance_id uuid, p_phase text DEFAULT 'look'::text, p_cursor jsonb DEFAULT NULL::jsonb, p_claim_limit integer DEFAULT 0, p_request uuid DEFAULT NULL::uuid) RETURNS jsonb
     LANGUAGE plpgsql
     SET search_path TO ''
-    SET lock_timeout TO '3s'
+    SET lock_timeout TO '1s'
     AS $$
 declare
-  v_instance constant public.dispatcher_instances := dispatcher.running_instance(p_instance_id);
+  v_sweeper constant dispatcher.claimant := dispatcher.sweeper(p_instance_id);
+  v_limit constant integer := 500;
   v_started constant timestamptz := clock_timestamp();
-  v_phase text;
   v_count integer;
-  v_answer jsonb := jsonb_build_object('errors', '[]'::jsonb, 'skipped', '[]'::jsonb, 'claims', '[]'::jsonb);
+  v_answer jsonb := '{}';
 begin
   perform set_config('dispatcher.quiet', 'on', true);
-  perform from public.dispatcher_gateways where gateway_id = v_instance.gateway_id for update;
-  v_answer := v_answer || jsonb_build_object(
-    'agent_ids', (select coalesce(jsonb_agg(id), '[]') from public.agents where gateway_id = v_instance.gateway_id and tenant_id = v_instance.tenant_id),
-    'open_wakes', dispatcher.open_wakes_of_others(p_instance_id), 'broadcast_available', dispatcher.broadcast_hints_available());
-  foreach v_phase in array array['expired', 'buried', 'chained', 'stalled', 'skipped', 'claims', 'pruned'] loop
-    begin
-      case v_phase
-        when 'expired' then v_count := dispatcher.expire_stale_items(v_instance);
-        when 'buried' then v_count := dispatcher.bury_spent_items(v_instance);
-        when 'chained' then v_count := dispatcher.stop_wake_chains(v_instance);
-        when 'stalled' then v_count := dispatcher.settle_stalled_agents(v_instance);
-        when 'skipped' then v_answer := v_answer || jsonb_build_object('skipped', dispatcher.fill_waitlist(v_instance));
-        when 'claims' then
-          v_answer := v_answer || jsonb_build_object('claims', dispatcher.claim_waiting_wakes(p_instance_id, p_claim_limit, p_request));
-          -- Whoever did not get a slot now waits for one.
-          update public.agent_wake_state as state set waitlist_path = 'waitlist'
-            from public.agents as agent
-           where agent.id = state.agent_id and agent.gateway_id = v_instance.gateway_id and state.waitlist_path = 'sweep';
-          get diagnostics v_count = row_count;
-          v_answer := v_answer || jsonb_build_object('queued', v_count);
-        when 'pruned' then
-          delete from public.agent_wakes where id in (
-            select id from public.agent_wakes where gateway_id = v_instance.gateway_id and ended_at < now() - interval '30 days' order by ended_at limit 200);
-          get diagnostics v_count = row_count;
-      end case;
-      if v_phase not in ('skipped', 'claims') then
-        v_answer := v_answer || jsonb_build_object(v_phase, v_count);
-      end if;
-    exception when query_canceled or deadlock_detected or serialization_failure then
-      raise;
-    when others then
-      v_answer := jsonb_set(v_answer, '{errors}', (v_answer -> 'errors') || jsonb_build_object('phase', v_phase, 'error', sqlerrm, 'error_code', sqlstate));
-    end;
-  end loop;
-  v_answer := v_answer || jsonb_build_object('waiting', (select count(*) from public.agent_wake_state as state join public.agents as agent on agent.id = state.agent_id
-                                                           where agent.gateway_id = v_instance.gateway_id and state.waitlisted_at is not null),
-                                             'ms', round(extract(epoch from clock_timestamp() - v_started) * 1000));
-  update public.dispatcher_instances
-     set last_sweep_at = now(), last_heartbeat_at = now(),
-         last_sweep = (v_answer - 'agent_ids' - 'open_wakes' - 'skipped' - 'claims')
-                      || jsonb_build_object('skipped', jsonb_array_length(v_answer -> 'skipped'), 'claims', jsonb_array_length(v_answer -> 'claims'))
-   where id = p_instance_id;
-  return v_answer;
+  case p_phase
+    when 'look' then v_answer := dispatcher.look_around(v_sweeper);
+    when 'expired' then v_count := dispatcher.expire_stale_items(v_sweeper, v_limit);
+    when 'dead' then v_count := dispatcher.give_up_spent_items(v_sweeper, v_limit);
+    when 'chained' then v_count := dispatcher.stop_wake_chains(v_sweeper, v_limit);
+    when 'stalled' then v_count := dispatcher.settle_stalled_agents(v_sweeper, v_limit);
+    when 'released' then v_count := dispatcher.release_forgotten_leases(v_sweeper, v_limit);
+    when 'listed' then v_answer := dispatcher.fill_waitlist(v_sweeper, p_cursor, v_limit);
+    when 'claims' then v_answer := dispatcher.claim_at_sweep(v_sweeper, p_claim_limit, p_request);
+    when 'pruned' then v_count := dispatcher.prune_old_rows(v_sweeper, v_limit);
+    else raise exception 'unknown phase %', left(p_phase, 100) using errcode = 'OD002',
+      hint = 'look, expired, dead, chained, stalled, released, listed, claims or pruned';
+  end case;
+  return jsonb_build_object('phase', p_phase, 'count', v_count, 'again', coalesce(v_count >= v_limit, false)) || v_answer
+         || jsonb_build_object('ms', round(extract(epoch from clock_timestamp() - v_started) * 1000));
 end
 $$;
 
-COMMENT ON FUNCTION public.sweep_inbox(p_instance_id uuid, p_claim_limit integer, p_request uuid) IS 'One sweep of the instance''s gateway, phase by phase, each isolated: expire stale, bury spent, stop chains, settle stalled, fill the waitlist, claim up to p_claim_limit wakes, prune. One bounded call whatever the backlog.';
+COMMENT ON FUNCTION public.sweep_inbox(p_instance_id uuid, p_phase text, p_cursor jsonb, p_claim_limit integer, p_request uuid) IS 'One phase of a sweep of the instance''s gateway, at most 500 rows: {phase, count, again, ms}. look: {agent_ids, open_wakes, broadcast_available, due}; listed: {skipped, cursor}, p_cursor is the one of the page before; claims: {claims, queued, waiting}, up to p_claim_limit wakes under p_request.';
 
 CREATE FUNCTION public.workflow_stats(p_tenant_id uuid) RETURNS jsonb
     LANGUAGE sql STABLE
@@ -4419,10 +5282,14 @@ CREATE VIEW dispatcher.inbox_due WITH (security_invoker='true') AS
     COALESCE(origin.chain_depth, 0) AS chain_depth,
         CASE item.status
             WHEN 'pending'::public.inbox_item_status THEN '-infinity'::timestamp with time zone
-            WHEN 'leased'::public.inbox_item_status THEN COALESCE(item.leased_until, '-infinity'::timestamp with time zone)
+            WHEN 'leased'::public.inbox_item_status THEN
+            CASE
+                WHEN (item.leased_until < (now() + '7 days'::interval)) THEN item.leased_until
+                ELSE '-infinity'::timestamp with time zone
+            END
             ELSE
             CASE
-                WHEN ((item.context ->> 'last_failure_reason'::text) = 'agent_stalled'::text) THEN '-infinity'::timestamp with time zone
+                WHEN ((COALESCE(item.failed_at, item.updated_at) > now()) OR dispatcher.is_set_aside_by_stall(item.id, item.failed_at)) THEN '-infinity'::timestamp with time zone
                 ELSE (COALESCE(item.failed_at, item.updated_at) + dispatcher.inbox_retry_delay(item.attempt_count))
             END
         END AS due_at
@@ -4468,6 +5335,14 @@ CREATE TABLE public.agent_profiles (
 );
 
 COMMENT ON TABLE public.agent_profiles IS 'What an agent (by slug) is in the organisation: department, role, capabilities. A department without a row in departments is a name of its own.';
+
+CREATE TABLE public.agent_resumptions (
+    agent_id uuid NOT NULL,
+    tenant_id uuid NOT NULL,
+    resumed_at timestamp with time zone DEFAULT now() NOT NULL
+);
+
+COMMENT ON TABLE public.agent_resumptions IS 'When an agent was last taken out of pause or hibernation: its waiting items grow stale from then on. Written by whoever changes the agent.';
 
 CREATE TABLE public.agent_usage (
     id uuid DEFAULT gen_random_uuid() NOT NULL,
@@ -4607,6 +5482,28 @@ CREATE TABLE public.departments (
 
 COMMENT ON TABLE public.departments IS 'Departments agents belong to, for budgets.';
 
+CREATE TABLE public.dispatcher_faults (
+    id bigint NOT NULL,
+    tenant_id uuid NOT NULL,
+    gateway_id uuid,
+    side_write text NOT NULL,
+    error text NOT NULL,
+    at timestamp with time zone DEFAULT clock_timestamp() NOT NULL
+);
+
+COMMENT ON TABLE public.dispatcher_faults IS 'Side writes that failed (a notification, an event, a hint) while what they tell about was done. The daemons log them and show them in health.';
+
+COMMENT ON COLUMN public.dispatcher_faults.gateway_id IS 'Whose daemon tells it; NULL: any daemon of the tenant.';
+
+ALTER TABLE public.dispatcher_faults ALTER COLUMN id ADD GENERATED ALWAYS AS IDENTITY (
+    SEQUENCE NAME public.dispatcher_faults_id_seq
+    START WITH 1
+    INCREMENT BY 1
+    NO MINVALUE
+    NO MAXVALUE
+    CACHE 1
+);
+
 CREATE TABLE public.dispatcher_gateways (
     gateway_id uuid NOT NULL,
     tenant_id uuid NOT NULL,
@@ -4647,13 +5544,21 @@ CREATE TABLE public.inbox_item_leases (
 
 COMMENT ON TABLE public.inbox_item_leases IS 'The latest lease of an item: its fencing token, the wake it was taken in, and how it ended.';
 
-CREATE TABLE public.inbox_item_reopenings (
+CREATE TABLE public.inbox_item_marks (
     item_id uuid NOT NULL,
     tenant_id uuid NOT NULL,
-    reopened_at timestamp with time zone DEFAULT now() NOT NULL
+    reopened_at timestamp with time zone,
+    set_aside_at timestamp with time zone,
+    set_aside_as text,
+    CONSTRAINT inbox_item_marks_set_aside_as_check CHECK ((set_aside_as = ANY (ARRAY['agent_stalled'::text, 'wake_chain_limit'::text]))),
+    CONSTRAINT inbox_item_marks_set_aside_has_both CHECK (((set_aside_at IS NULL) = (set_aside_as IS NULL)))
 );
 
-COMMENT ON TABLE public.inbox_item_reopenings IS 'When somebody set a finished item back to pending: it grows stale from then on, not from its creation.';
+COMMENT ON TABLE public.inbox_item_marks IS 'What the dispatcher knows of an item beside its row.';
+
+COMMENT ON COLUMN public.inbox_item_marks.reopened_at IS 'When somebody set a finished item back to pending: it grows stale from then on, not from its creation.';
+
+COMMENT ON COLUMN public.inbox_item_marks.set_aside_at IS 'When the dispatcher set the item aside; it still is while the item failed at that very time.';
 
 CREATE TABLE public.notifications (
     id uuid DEFAULT gen_random_uuid() NOT NULL,
@@ -4779,6 +5684,8 @@ CREATE TABLE public.workflow_claims (
     claimed_at timestamp with time zone DEFAULT now() NOT NULL,
     ended_at timestamp with time zone,
     ended_as text,
+    wake_id uuid,
+    worked_at timestamp with time zone,
     cost_usd numeric(12,6),
     tokens bigint,
     accounted_at timestamp with time zone,
@@ -4881,6 +5788,9 @@ ALTER TABLE ONLY public.agent_inbox_items
 ALTER TABLE ONLY public.agent_profiles
     ADD CONSTRAINT agent_profiles_pkey PRIMARY KEY (tenant_id, agent_id);
 
+ALTER TABLE ONLY public.agent_resumptions
+    ADD CONSTRAINT agent_resumptions_pkey PRIMARY KEY (agent_id);
+
 ALTER TABLE ONLY public.agent_usage
     ADD CONSTRAINT agent_usage_pkey PRIMARY KEY (id);
 
@@ -4911,11 +5821,17 @@ ALTER TABLE ONLY public.budgets
 ALTER TABLE ONLY public.departments
     ADD CONSTRAINT departments_pkey PRIMARY KEY (tenant_id, id);
 
+ALTER TABLE ONLY public.dispatcher_faults
+    ADD CONSTRAINT dispatcher_faults_pkey PRIMARY KEY (id);
+
 ALTER TABLE ONLY public.dispatcher_gateways
     ADD CONSTRAINT dispatcher_gateways_pkey PRIMARY KEY (gateway_id);
 
 ALTER TABLE ONLY public.dispatcher_instances
     ADD CONSTRAINT dispatcher_instances_pkey PRIMARY KEY (id);
+
+ALTER TABLE ONLY public.dispatcher_settings
+    ADD CONSTRAINT dispatcher_settings_pkey PRIMARY KEY (instance_id);
 
 ALTER TABLE ONLY public.gateways
     ADD CONSTRAINT gateways_pkey PRIMARY KEY (id);
@@ -4926,11 +5842,11 @@ ALTER TABLE ONLY public.gateways
 ALTER TABLE ONLY public.inbox_item_leases
     ADD CONSTRAINT inbox_item_leases_pkey PRIMARY KEY (item_id);
 
+ALTER TABLE ONLY public.inbox_item_marks
+    ADD CONSTRAINT inbox_item_marks_pkey PRIMARY KEY (item_id);
+
 ALTER TABLE ONLY public.inbox_item_origins
     ADD CONSTRAINT inbox_item_origins_pkey PRIMARY KEY (item_id);
-
-ALTER TABLE ONLY public.inbox_item_reopenings
-    ADD CONSTRAINT inbox_item_reopenings_pkey PRIMARY KEY (item_id);
 
 ALTER TABLE ONLY public.notifications
     ADD CONSTRAINT notifications_pkey PRIMARY KEY (id);
@@ -4996,7 +5912,7 @@ CREATE INDEX agent_inbox_items_spent ON public.agent_inbox_items USING btree (ag
 
 CREATE INDEX agent_profiles_by_department ON public.agent_profiles USING btree (tenant_id, department_id) WHERE (department_id IS NOT NULL);
 
-CREATE INDEX agent_wake_state_waitlist ON public.agent_wake_state USING btree (waitlisted_at, waiting_since, agent_id) WHERE (waitlisted_at IS NOT NULL);
+CREATE INDEX agent_wake_state_waitlist_order ON public.agent_wake_state USING btree (waitlisted_at, COALESCE(waiting_since, 'infinity'::timestamp with time zone), agent_id) WHERE (waitlisted_at IS NOT NULL);
 
 CREATE INDEX agent_wakes_by_agent ON public.agent_wakes USING btree (agent_id, claimed_at DESC);
 
@@ -5016,11 +5932,15 @@ CREATE INDEX agent_wakes_to_stop ON public.agent_wakes USING btree (instance_id)
 
 CREATE UNIQUE INDEX budgets_one_active ON public.budgets USING btree (tenant_id, scope, COALESCE(scope_id, ''::text), period) WHERE active;
 
+CREATE INDEX dispatcher_faults_by_tenant ON public.dispatcher_faults USING btree (tenant_id, side_write, at DESC);
+
 CREATE INDEX dispatcher_instances_by_gateway ON public.dispatcher_instances USING btree (gateway_id, last_heartbeat_at);
 
 CREATE INDEX inbox_item_leases_by_open_token ON public.inbox_item_leases USING btree (lease_token) WHERE (closed_at IS NULL);
 
 CREATE INDEX inbox_item_leases_by_wake ON public.inbox_item_leases USING btree (wake_id) WHERE (wake_id IS NOT NULL);
+
+CREATE INDEX inbox_item_leases_open_by_wake ON public.inbox_item_leases USING btree (wake_id) WHERE ((closed_at IS NULL) AND (wake_id IS NOT NULL));
 
 CREATE INDEX inbox_item_origins_by_depth ON public.inbox_item_origins USING btree (tenant_id, chain_depth);
 
@@ -5039,6 +5959,8 @@ CREATE INDEX workflow_audit_log_by_time ON public.workflow_audit_log USING btree
 CREATE INDEX workflow_claims_accounted ON public.workflow_claims USING btree (tenant_id, accounted_at) WHERE (accounted_at IS NOT NULL);
 
 CREATE INDEX workflow_claims_by_run ON public.workflow_claims USING btree (run_id, claimed_at);
+
+CREATE INDEX workflow_claims_by_wake ON public.workflow_claims USING btree (wake_id) WHERE (wake_id IS NOT NULL);
 
 CREATE INDEX workflow_notifications_by_age ON public.workflow_notifications USING btree (tenant_id, created_at);
 
@@ -5078,7 +6000,7 @@ CREATE TRIGGER dispatcher_budget_hint AFTER UPDATE OF status, monthly_limit_usd,
 
 CREATE TRIGGER dispatcher_inbox_insert_hint AFTER INSERT ON public.agent_inbox_items REFERENCING NEW TABLE AS new_items FOR EACH STATEMENT EXECUTE FUNCTION dispatcher.hint_inbox_insert();
 
-CREATE TRIGGER dispatcher_inbox_update_note AFTER UPDATE OF status ON public.agent_inbox_items FOR EACH ROW WHEN ((old.status IS DISTINCT FROM new.status)) EXECUTE FUNCTION dispatcher.note_inbox_update();
+CREATE TRIGGER dispatcher_inbox_update_hint AFTER UPDATE ON public.agent_inbox_items REFERENCING OLD TABLE AS old_items NEW TABLE AS new_items FOR EACH STATEMENT EXECUTE FUNCTION dispatcher.hint_inbox_update();
 
 CREATE TRIGGER workflow_agent_routing_hint AFTER INSERT OR UPDATE ON public.workflow_agent_routing FOR EACH ROW EXECUTE FUNCTION dispatcher.hint_workflow_rules();
 
@@ -5111,6 +6033,12 @@ ALTER TABLE ONLY public.agent_inbox_items
 
 ALTER TABLE ONLY public.agent_profiles
     ADD CONSTRAINT agent_profiles_tenant_id_fkey FOREIGN KEY (tenant_id) REFERENCES public.tenants(id) ON DELETE CASCADE;
+
+ALTER TABLE ONLY public.agent_resumptions
+    ADD CONSTRAINT agent_resumptions_agent_id_fkey FOREIGN KEY (agent_id) REFERENCES public.agents(id) ON DELETE CASCADE;
+
+ALTER TABLE ONLY public.agent_resumptions
+    ADD CONSTRAINT agent_resumptions_tenant_id_fkey FOREIGN KEY (tenant_id) REFERENCES public.tenants(id) ON DELETE CASCADE;
 
 ALTER TABLE ONLY public.agent_usage
     ADD CONSTRAINT agent_usage_agent_id_fkey FOREIGN KEY (agent_id) REFERENCES public.agents(id) ON DELETE CASCADE;
@@ -5163,6 +6091,12 @@ ALTER TABLE ONLY public.budgets
 ALTER TABLE ONLY public.departments
     ADD CONSTRAINT departments_tenant_id_fkey FOREIGN KEY (tenant_id) REFERENCES public.tenants(id) ON DELETE CASCADE;
 
+ALTER TABLE ONLY public.dispatcher_faults
+    ADD CONSTRAINT dispatcher_faults_gateway_id_fkey FOREIGN KEY (gateway_id) REFERENCES public.gateways(id) ON DELETE CASCADE;
+
+ALTER TABLE ONLY public.dispatcher_faults
+    ADD CONSTRAINT dispatcher_faults_tenant_id_fkey FOREIGN KEY (tenant_id) REFERENCES public.tenants(id) ON DELETE CASCADE;
+
 ALTER TABLE ONLY public.dispatcher_gateways
     ADD CONSTRAINT dispatcher_gateways_gateway_id_fkey FOREIGN KEY (gateway_id) REFERENCES public.gateways(id) ON DELETE CASCADE;
 
@@ -5174,6 +6108,12 @@ ALTER TABLE ONLY public.dispatcher_instances
 
 ALTER TABLE ONLY public.dispatcher_instances
     ADD CONSTRAINT dispatcher_instances_tenant_id_fkey FOREIGN KEY (tenant_id) REFERENCES public.tenants(id) ON DELETE CASCADE;
+
+ALTER TABLE ONLY public.dispatcher_settings
+    ADD CONSTRAINT dispatcher_settings_instance_id_fkey FOREIGN KEY (instance_id) REFERENCES public.dispatcher_instances(id) ON DELETE CASCADE;
+
+ALTER TABLE ONLY public.dispatcher_settings
+    ADD CONSTRAINT dispatcher_settings_tenant_id_fkey FOREIGN KEY (tenant_id) REFERENCES public.tenants(id) ON DELETE CASCADE;
 
 ALTER TABLE ONLY public.gateways
     ADD CONSTRAINT gateways_tenant_id_fkey FOREIGN KEY (tenant_id) REFERENCES public.tenants(id) ON DELETE CASCADE;
@@ -5190,6 +6130,12 @@ ALTER TABLE ONLY public.inbox_item_leases
 ALTER TABLE ONLY public.inbox_item_leases
     ADD CONSTRAINT inbox_item_leases_wake_id_fkey FOREIGN KEY (wake_id) REFERENCES public.agent_wakes(id) ON DELETE SET NULL;
 
+ALTER TABLE ONLY public.inbox_item_marks
+    ADD CONSTRAINT inbox_item_marks_item_id_fkey FOREIGN KEY (item_id) REFERENCES public.agent_inbox_items(id) ON DELETE CASCADE;
+
+ALTER TABLE ONLY public.inbox_item_marks
+    ADD CONSTRAINT inbox_item_marks_tenant_id_fkey FOREIGN KEY (tenant_id) REFERENCES public.tenants(id) ON DELETE CASCADE;
+
 ALTER TABLE ONLY public.inbox_item_origins
     ADD CONSTRAINT inbox_item_origins_from_agent_id_fkey FOREIGN KEY (from_agent_id) REFERENCES public.agents(id) ON DELETE SET NULL;
 
@@ -5201,12 +6147,6 @@ ALTER TABLE ONLY public.inbox_item_origins
 
 ALTER TABLE ONLY public.inbox_item_origins
     ADD CONSTRAINT inbox_item_origins_wake_id_fkey FOREIGN KEY (wake_id) REFERENCES public.agent_wakes(id) ON DELETE SET NULL;
-
-ALTER TABLE ONLY public.inbox_item_reopenings
-    ADD CONSTRAINT inbox_item_reopenings_item_id_fkey FOREIGN KEY (item_id) REFERENCES public.agent_inbox_items(id) ON DELETE CASCADE;
-
-ALTER TABLE ONLY public.inbox_item_reopenings
-    ADD CONSTRAINT inbox_item_reopenings_tenant_id_fkey FOREIGN KEY (tenant_id) REFERENCES public.tenants(id) ON DELETE CASCADE;
 
 ALTER TABLE ONLY public.notifications
     ADD CONSTRAINT notifications_actor_agent_id_fkey FOREIGN KEY (actor_agent_id) REFERENCES public.agents(id) ON DELETE SET NULL;
@@ -5250,6 +6190,9 @@ ALTER TABLE ONLY public.workflow_claims
 ALTER TABLE ONLY public.workflow_claims
     ADD CONSTRAINT workflow_claims_tenant_id_fkey FOREIGN KEY (tenant_id) REFERENCES public.tenants(id) ON DELETE CASCADE;
 
+ALTER TABLE ONLY public.workflow_claims
+    ADD CONSTRAINT workflow_claims_wake_id_fkey FOREIGN KEY (wake_id) REFERENCES public.agent_wakes(id) ON DELETE SET NULL;
+
 ALTER TABLE ONLY public.workflow_notifications
     ADD CONSTRAINT workflow_notifications_gateway_id_fkey FOREIGN KEY (gateway_id) REFERENCES public.gateways(id) ON DELETE CASCADE;
 
@@ -5289,6 +6232,8 @@ ALTER TABLE public.agent_inbox_items ENABLE ROW LEVEL SECURITY;
 
 ALTER TABLE public.agent_profiles ENABLE ROW LEVEL SECURITY;
 
+ALTER TABLE public.agent_resumptions ENABLE ROW LEVEL SECURITY;
+
 ALTER TABLE public.agent_usage ENABLE ROW LEVEL SECURITY;
 
 ALTER TABLE public.agent_wake_state ENABLE ROW LEVEL SECURITY;
@@ -5303,17 +6248,21 @@ ALTER TABLE public.budgets ENABLE ROW LEVEL SECURITY;
 
 ALTER TABLE public.departments ENABLE ROW LEVEL SECURITY;
 
+ALTER TABLE public.dispatcher_faults ENABLE ROW LEVEL SECURITY;
+
 ALTER TABLE public.dispatcher_gateways ENABLE ROW LEVEL SECURITY;
 
 ALTER TABLE public.dispatcher_instances ENABLE ROW LEVEL SECURITY;
+
+ALTER TABLE public.dispatcher_settings ENABLE ROW LEVEL SECURITY;
 
 ALTER TABLE public.gateways ENABLE ROW LEVEL SECURITY;
 
 ALTER TABLE public.inbox_item_leases ENABLE ROW LEVEL SECURITY;
 
-ALTER TABLE public.inbox_item_origins ENABLE ROW LEVEL SECURITY;
+ALTER TABLE public.inbox_item_marks ENABLE ROW LEVEL SECURITY;
 
-ALTER TABLE public.inbox_item_reopenings ENABLE ROW LEVEL SECURITY;
+ALTER TABLE public.inbox_item_origins ENABLE ROW LEVEL SECURITY;
 
 ALTER TABLE public.notifications ENABLE ROW LEVEL SECURITY;
 
@@ -5397,6 +6346,17 @@ GRANT USAGE ON SCHEMA public TO anon;
 GRANT USAGE ON SCHEMA public TO authenticated;
 GRANT USAGE ON SCHEMA public TO service_role;
 
+GRANT ALL ON TABLE public.dispatcher_settings TO service_role;
+
+REVOKE ALL ON FUNCTION dispatcher.agents_to_settle(p_sweeper dispatcher.claimant, p_limit integer) FROM PUBLIC;
+GRANT ALL ON FUNCTION dispatcher.agents_to_settle(p_sweeper dispatcher.claimant, p_limit integer) TO service_role;
+
+REVOKE ALL ON FUNCTION dispatcher.agents_with_work(p_sweeper dispatcher.claimant, p_after uuid, p_limit integer) FROM PUBLIC;
+GRANT ALL ON FUNCTION dispatcher.agents_with_work(p_sweeper dispatcher.claimant, p_after uuid, p_limit integer) TO service_role;
+
+REVOKE ALL ON FUNCTION dispatcher.apply_report(p_report jsonb) FROM PUBLIC;
+GRANT ALL ON FUNCTION dispatcher.apply_report(p_report jsonb) TO service_role;
+
 REVOKE ALL ON FUNCTION dispatcher.audit_workflow_action(p_tenant_id uuid, p_actor text, p_action text, p_class text, p_severity text, p_target text, p_before jsonb, p_after jsonb, p_allowed boolean) FROM PUBLIC;
 GRANT ALL ON FUNCTION dispatcher.audit_workflow_action(p_tenant_id uuid, p_actor text, p_action text, p_class text, p_severity text, p_target text, p_before jsonb, p_after jsonb, p_allowed boolean) TO service_role;
 
@@ -5433,23 +6393,38 @@ GRANT ALL ON FUNCTION dispatcher.budget_states(p_budgets jsonb) TO service_role;
 REVOKE ALL ON FUNCTION dispatcher.budget_verdict(p_budgets jsonb, p_agent_id text, p_department_id text, p_workflow_type text, p_usd numeric, p_tokens numeric, OUT verdict text, OUT holders uuid[], OUT warned integer) FROM PUBLIC;
 GRANT ALL ON FUNCTION dispatcher.budget_verdict(p_budgets jsonb, p_agent_id text, p_department_id text, p_workflow_type text, p_usd numeric, p_tokens numeric, OUT verdict text, OUT holders uuid[], OUT warned integer) TO service_role;
 
-GRANT ALL ON TABLE public.dispatcher_instances TO service_role;
-GRANT SELECT ON TABLE public.dispatcher_instances TO authenticated;
+REVOKE ALL ON FUNCTION dispatcher.busy_agent(p_agent_id uuid) FROM PUBLIC;
+GRANT ALL ON FUNCTION dispatcher.busy_agent(p_agent_id uuid) TO service_role;
 
-REVOKE ALL ON FUNCTION dispatcher.bury_spent_items(p_instance public.dispatcher_instances) FROM PUBLIC;
-GRANT ALL ON FUNCTION dispatcher.bury_spent_items(p_instance public.dispatcher_instances) TO service_role;
+REVOKE ALL ON FUNCTION dispatcher.chained_items(p_sweeper dispatcher.claimant, p_limit integer) FROM PUBLIC;
+GRANT ALL ON FUNCTION dispatcher.chained_items(p_sweeper dispatcher.claimant, p_limit integer) TO service_role;
 
-REVOKE ALL ON FUNCTION dispatcher.claim_one_wake(p_instance public.dispatcher_instances, p_agent_id uuid, p_path text, p_item_ids uuid[], p_request uuid) FROM PUBLIC;
-GRANT ALL ON FUNCTION dispatcher.claim_one_wake(p_instance public.dispatcher_instances, p_agent_id uuid, p_path text, p_item_ids uuid[], p_request uuid) TO service_role;
+REVOKE ALL ON FUNCTION dispatcher.claim_at_sweep(p_sweeper dispatcher.claimant, p_claim_limit integer, p_request uuid) FROM PUBLIC;
+GRANT ALL ON FUNCTION dispatcher.claim_at_sweep(p_sweeper dispatcher.claimant, p_claim_limit integer, p_request uuid) TO service_role;
+
+REVOKE ALL ON FUNCTION dispatcher.claim_one_wake(p_claimant dispatcher.claimant, p_agent_id uuid, p_path text, p_item_ids uuid[], p_request uuid) FROM PUBLIC;
+GRANT ALL ON FUNCTION dispatcher.claim_one_wake(p_claimant dispatcher.claimant, p_agent_id uuid, p_path text, p_item_ids uuid[], p_request uuid) TO service_role;
 
 REVOKE ALL ON FUNCTION dispatcher.claim_waiting_wakes(p_instance_id uuid, p_limit integer, p_request uuid) FROM PUBLIC;
 GRANT ALL ON FUNCTION dispatcher.claim_waiting_wakes(p_instance_id uuid, p_limit integer, p_request uuid) TO service_role;
+
+REVOKE ALL ON FUNCTION dispatcher.claimed_agent_ids(p_claims jsonb) FROM PUBLIC;
+GRANT ALL ON FUNCTION dispatcher.claimed_agent_ids(p_claims jsonb) TO service_role;
 
 REVOKE ALL ON FUNCTION dispatcher.clean_inbox_reason(p_reason text) FROM PUBLIC;
 GRANT ALL ON FUNCTION dispatcher.clean_inbox_reason(p_reason text) TO service_role;
 
 REVOKE ALL ON FUNCTION dispatcher.complete_workflow_row(p_run public.workflow_runs) FROM PUBLIC;
 GRANT ALL ON FUNCTION dispatcher.complete_workflow_row(p_run public.workflow_runs) TO service_role;
+
+REVOKE ALL ON FUNCTION dispatcher.contained_claim(p_claimant dispatcher.claimant, p_agent_id uuid, p_path text, p_item_ids uuid[], p_request uuid) FROM PUBLIC;
+GRANT ALL ON FUNCTION dispatcher.contained_claim(p_claimant dispatcher.claimant, p_agent_id uuid, p_path text, p_item_ids uuid[], p_request uuid) TO service_role;
+
+GRANT ALL ON TABLE public.agent_wakes TO service_role;
+GRANT SELECT ON TABLE public.agent_wakes TO authenticated;
+
+REVOKE ALL ON FUNCTION dispatcher.dead_letters_of_wake(p_wake public.agent_wakes, p_known uuid[]) FROM PUBLIC;
+GRANT ALL ON FUNCTION dispatcher.dead_letters_of_wake(p_wake public.agent_wakes, p_known uuid[]) TO service_role;
 
 REVOKE ALL ON FUNCTION dispatcher.dispatch_queued_runs(p_tenant_id uuid, p_settings jsonb, p_estimates jsonb, p_budgets jsonb) FROM PUBLIC;
 GRANT ALL ON FUNCTION dispatcher.dispatch_queued_runs(p_tenant_id uuid, p_settings jsonb, p_estimates jsonb, p_budgets jsonb) TO service_role;
@@ -5469,20 +6444,26 @@ GRANT ALL ON FUNCTION dispatcher.end_workflow_claim(p_run public.workflow_runs, 
 REVOKE ALL ON FUNCTION dispatcher.enforce_budgets(p_tenant_id uuid, p_budgets jsonb, p_estimates jsonb, OUT stopped integer, OUT budgets jsonb, OUT event_error text) FROM PUBLIC;
 GRANT ALL ON FUNCTION dispatcher.enforce_budgets(p_tenant_id uuid, p_budgets jsonb, p_estimates jsonb, OUT stopped integer, OUT budgets jsonb, OUT event_error text) TO service_role;
 
+REVOKE ALL ON FUNCTION dispatcher.ensure_type(p_name text, p_attributes text) FROM PUBLIC;
+GRANT ALL ON FUNCTION dispatcher.ensure_type(p_name text, p_attributes text) TO service_role;
+
 REVOKE ALL ON FUNCTION dispatcher.evaluate_budgets(p_tenant_id uuid, p_estimates jsonb, p_now timestamp with time zone) FROM PUBLIC;
 GRANT ALL ON FUNCTION dispatcher.evaluate_budgets(p_tenant_id uuid, p_estimates jsonb, p_now timestamp with time zone) TO service_role;
 
-REVOKE ALL ON FUNCTION dispatcher.expire_stale_items(p_instance public.dispatcher_instances) FROM PUBLIC;
-GRANT ALL ON FUNCTION dispatcher.expire_stale_items(p_instance public.dispatcher_instances) TO service_role;
+REVOKE ALL ON FUNCTION dispatcher.expire_stale_items(p_sweeper dispatcher.claimant, p_limit integer) FROM PUBLIC;
+GRANT ALL ON FUNCTION dispatcher.expire_stale_items(p_sweeper dispatcher.claimant, p_limit integer) TO service_role;
 
-REVOKE ALL ON FUNCTION dispatcher.fill_waitlist(p_instance public.dispatcher_instances) FROM PUBLIC;
-GRANT ALL ON FUNCTION dispatcher.fill_waitlist(p_instance public.dispatcher_instances) TO service_role;
+REVOKE ALL ON FUNCTION dispatcher.failures_after(p_before integer, p_state text, p_ending text, p_has_progress boolean, p_max integer) FROM PUBLIC;
+GRANT ALL ON FUNCTION dispatcher.failures_after(p_before integer, p_state text, p_ending text, p_has_progress boolean, p_max integer) TO service_role;
+
+REVOKE ALL ON FUNCTION dispatcher.fill_waitlist(p_sweeper dispatcher.claimant, p_cursor jsonb, p_limit integer) FROM PUBLIC;
+GRANT ALL ON FUNCTION dispatcher.fill_waitlist(p_sweeper dispatcher.claimant, p_cursor jsonb, p_limit integer) TO service_role;
+
+REVOKE ALL ON FUNCTION dispatcher.find_gateway(p_tenant_id uuid, p_gateway text) FROM PUBLIC;
+GRANT ALL ON FUNCTION dispatcher.find_gateway(p_tenant_id uuid, p_gateway text) TO service_role;
 
 REVOKE ALL ON FUNCTION dispatcher.find_inbox_agent(p_tenant_id uuid, p_agent_slug text) FROM PUBLIC;
 GRANT ALL ON FUNCTION dispatcher.find_inbox_agent(p_tenant_id uuid, p_agent_slug text) TO service_role;
-
-GRANT ALL ON TABLE public.agent_wakes TO service_role;
-GRANT SELECT ON TABLE public.agent_wakes TO authenticated;
 
 REVOKE ALL ON FUNCTION dispatcher.find_sender_wake(p_agent_id uuid) FROM PUBLIC;
 GRANT ALL ON FUNCTION dispatcher.find_sender_wake(p_agent_id uuid) TO service_role;
@@ -5490,17 +6471,23 @@ GRANT ALL ON FUNCTION dispatcher.find_sender_wake(p_agent_id uuid) TO service_ro
 REVOKE ALL ON FUNCTION dispatcher.finish_workflow_run(p_tenant_id uuid, p_run_id uuid, p_session text, p_claim_token uuid, p_status text, p_output jsonb, p_error text, p_usage jsonb) FROM PUBLIC;
 GRANT ALL ON FUNCTION dispatcher.finish_workflow_run(p_tenant_id uuid, p_run_id uuid, p_session text, p_claim_token uuid, p_status text, p_output jsonb, p_error text, p_usage jsonb) TO service_role;
 
+REVOKE ALL ON FUNCTION dispatcher.forget_old_instances(p_gateway_id uuid) FROM PUBLIC;
+GRANT ALL ON FUNCTION dispatcher.forget_old_instances(p_gateway_id uuid) TO service_role;
+
+REVOKE ALL ON FUNCTION dispatcher.forgotten_leases(p_sweeper dispatcher.claimant, p_limit integer) FROM PUBLIC;
+GRANT ALL ON FUNCTION dispatcher.forgotten_leases(p_sweeper dispatcher.claimant, p_limit integer) TO service_role;
+
 REVOKE ALL ON FUNCTION dispatcher.gateway_backlog(p_gateway_id uuid) FROM PUBLIC;
 GRANT ALL ON FUNCTION dispatcher.gateway_backlog(p_gateway_id uuid) TO service_role;
 
 REVOKE ALL ON FUNCTION dispatcher.gateway_of_workflow_agent(p_tenant_id uuid, p_agent_id text) FROM PUBLIC;
 GRANT ALL ON FUNCTION dispatcher.gateway_of_workflow_agent(p_tenant_id uuid, p_agent_id text) TO service_role;
 
-REVOKE ALL ON FUNCTION dispatcher.gateway_settings(p_gateway_id uuid) FROM PUBLIC;
-GRANT ALL ON FUNCTION dispatcher.gateway_settings(p_gateway_id uuid) TO service_role;
+REVOKE ALL ON FUNCTION dispatcher.give_up_items(p_item_ids uuid[], p_reason text) FROM PUBLIC;
+GRANT ALL ON FUNCTION dispatcher.give_up_items(p_item_ids uuid[], p_reason text) TO service_role;
 
-REVOKE ALL ON FUNCTION dispatcher.give_up_item(p_item_id uuid, p_reason text) FROM PUBLIC;
-GRANT ALL ON FUNCTION dispatcher.give_up_item(p_item_id uuid, p_reason text) TO service_role;
+REVOKE ALL ON FUNCTION dispatcher.give_up_spent_items(p_sweeper dispatcher.claimant, p_limit integer) FROM PUBLIC;
+GRANT ALL ON FUNCTION dispatcher.give_up_spent_items(p_sweeper dispatcher.claimant, p_limit integer) TO service_role;
 
 REVOKE ALL ON FUNCTION dispatcher.guard_workflow_transition() FROM PUBLIC;
 GRANT ALL ON FUNCTION dispatcher.guard_workflow_transition() TO service_role;
@@ -5513,6 +6500,9 @@ GRANT ALL ON FUNCTION dispatcher.hint_budget_change() TO service_role;
 
 REVOKE ALL ON FUNCTION dispatcher.hint_inbox_insert() FROM PUBLIC;
 GRANT ALL ON FUNCTION dispatcher.hint_inbox_insert() TO service_role;
+
+REVOKE ALL ON FUNCTION dispatcher.hint_inbox_update() FROM PUBLIC;
+GRANT ALL ON FUNCTION dispatcher.hint_inbox_update() TO service_role;
 
 REVOKE ALL ON FUNCTION dispatcher.hint_workflow_daemons(p_tenant_id uuid, p_run_id uuid) FROM PUBLIC;
 GRANT ALL ON FUNCTION dispatcher.hint_workflow_daemons(p_tenant_id uuid, p_run_id uuid) TO service_role;
@@ -5541,8 +6531,29 @@ GRANT ALL ON FUNCTION dispatcher.inbox_retry_delay(p_attempt integer) TO service
 REVOKE ALL ON FUNCTION dispatcher.is_in_budget_scope(p_scope text, p_scope_id text, p_agent_id text, p_department_id text, p_workflow_type text) FROM PUBLIC;
 GRANT ALL ON FUNCTION dispatcher.is_in_budget_scope(p_scope text, p_scope_id text, p_agent_id text, p_department_id text, p_workflow_type text) TO service_role;
 
+GRANT ALL ON TABLE public.dispatcher_instances TO service_role;
+GRANT SELECT ON TABLE public.dispatcher_instances TO authenticated;
+
 REVOKE ALL ON FUNCTION dispatcher.is_instance_silent(p_instance public.dispatcher_instances) FROM PUBLIC;
 GRANT ALL ON FUNCTION dispatcher.is_instance_silent(p_instance public.dispatcher_instances) TO service_role;
+
+REVOKE ALL ON FUNCTION dispatcher.is_quiet() FROM PUBLIC;
+GRANT ALL ON FUNCTION dispatcher.is_quiet() TO service_role;
+
+REVOKE ALL ON FUNCTION dispatcher.is_set_aside_by_stall(p_item_id uuid, p_failed_at timestamp with time zone) FROM PUBLIC;
+GRANT ALL ON FUNCTION dispatcher.is_set_aside_by_stall(p_item_id uuid, p_failed_at timestamp with time zone) TO service_role;
+
+REVOKE ALL ON FUNCTION dispatcher.items_of_claim(p_facts dispatcher.gate_facts) FROM PUBLIC;
+GRANT ALL ON FUNCTION dispatcher.items_of_claim(p_facts dispatcher.gate_facts) TO service_role;
+
+REVOKE ALL ON FUNCTION dispatcher.join_waitlist(p_agent_id uuid, p_path text, p_since timestamp with time zone, p_oldest timestamp with time zone) FROM PUBLIC;
+GRANT ALL ON FUNCTION dispatcher.join_waitlist(p_agent_id uuid, p_path text, p_since timestamp with time zone, p_oldest timestamp with time zone) TO service_role;
+
+REVOKE ALL ON FUNCTION dispatcher.keep_settings(p_instance_id uuid, p_tenant_id uuid, p_settings jsonb) FROM PUBLIC;
+GRANT ALL ON FUNCTION dispatcher.keep_settings(p_instance_id uuid, p_tenant_id uuid, p_settings jsonb) TO service_role;
+
+REVOKE ALL ON FUNCTION dispatcher.known_time(p_at timestamp with time zone) FROM PUBLIC;
+GRANT ALL ON FUNCTION dispatcher.known_time(p_at timestamp with time zone) TO service_role;
 
 REVOKE ALL ON FUNCTION dispatcher.lease_busy_inbox_item(p_agent_id uuid, p_lease_seconds integer, p_lease_token uuid, p_wake_id uuid) FROM PUBLIC;
 GRANT ALL ON FUNCTION dispatcher.lease_busy_inbox_item(p_agent_id uuid, p_lease_seconds integer, p_lease_token uuid, p_wake_id uuid) TO service_role;
@@ -5550,14 +6561,41 @@ GRANT ALL ON FUNCTION dispatcher.lease_busy_inbox_item(p_agent_id uuid, p_lease_
 REVOKE ALL ON FUNCTION dispatcher.lease_one_inbox_item(p_item_id uuid, p_lease_seconds integer, p_lease_token uuid, p_wake_id uuid) FROM PUBLIC;
 GRANT ALL ON FUNCTION dispatcher.lease_one_inbox_item(p_item_id uuid, p_lease_seconds integer, p_lease_token uuid, p_wake_id uuid) TO service_role;
 
+REVOKE ALL ON FUNCTION dispatcher.leave_waitlist(p_agent_id uuid) FROM PUBLIC;
+GRANT ALL ON FUNCTION dispatcher.leave_waitlist(p_agent_id uuid) TO service_role;
+
+REVOKE ALL ON FUNCTION dispatcher.list_agent(p_sweeper dispatcher.claimant, p_agent_id uuid, p_agent_slug text, p_oldest timestamp with time zone, p_since timestamp with time zone) FROM PUBLIC;
+GRANT ALL ON FUNCTION dispatcher.list_agent(p_sweeper dispatcher.claimant, p_agent_id uuid, p_agent_slug text, p_oldest timestamp with time zone, p_since timestamp with time zone) TO service_role;
+
+REVOKE ALL ON FUNCTION dispatcher.live_wakes_of_gateway(p_gateway_id uuid) FROM PUBLIC;
+GRANT ALL ON FUNCTION dispatcher.live_wakes_of_gateway(p_gateway_id uuid) TO service_role;
+
+REVOKE ALL ON FUNCTION dispatcher.lock_agent(p_claimant dispatcher.claimant, p_agent_id uuid, OUT slug text, OUT verdict text) FROM PUBLIC;
+GRANT ALL ON FUNCTION dispatcher.lock_agent(p_claimant dispatcher.claimant, p_agent_id uuid, OUT slug text, OUT verdict text) TO service_role;
+
+REVOKE ALL ON FUNCTION dispatcher.lock_gateway(p_instance_id uuid) FROM PUBLIC;
+GRANT ALL ON FUNCTION dispatcher.lock_gateway(p_instance_id uuid) TO service_role;
+
 REVOKE ALL ON FUNCTION dispatcher.lock_inbox_lease(p_item_id uuid, p_lease_token uuid, p_outcomes text[]) FROM PUBLIC;
 GRANT ALL ON FUNCTION dispatcher.lock_inbox_lease(p_item_id uuid, p_lease_token uuid, p_outcomes text[]) TO service_role;
+
+REVOKE ALL ON FUNCTION dispatcher.lock_wake(p_wake_id uuid, OUT wake public.agent_wakes, OUT verdict text) FROM PUBLIC;
+GRANT ALL ON FUNCTION dispatcher.lock_wake(p_wake_id uuid, OUT wake public.agent_wakes, OUT verdict text) TO service_role;
+
+GRANT ALL ON TABLE public.agent_wake_state TO service_role;
+GRANT SELECT ON TABLE public.agent_wake_state TO authenticated;
+
+REVOKE ALL ON FUNCTION dispatcher.lock_wake_state(p_agent_id uuid, p_tenant_id uuid) FROM PUBLIC;
+GRANT ALL ON FUNCTION dispatcher.lock_wake_state(p_agent_id uuid, p_tenant_id uuid) TO service_role;
 
 REVOKE ALL ON FUNCTION dispatcher.lock_workflow_run(p_tenant_id uuid, p_run_id uuid) FROM PUBLIC;
 GRANT ALL ON FUNCTION dispatcher.lock_workflow_run(p_tenant_id uuid, p_run_id uuid) TO service_role;
 
-REVOKE ALL ON FUNCTION dispatcher.mark_agent_stalled(p_agent_id uuid) FROM PUBLIC;
-GRANT ALL ON FUNCTION dispatcher.mark_agent_stalled(p_agent_id uuid) TO service_role;
+REVOKE ALL ON FUNCTION dispatcher.look_around(p_sweeper dispatcher.claimant) FROM PUBLIC;
+GRANT ALL ON FUNCTION dispatcher.look_around(p_sweeper dispatcher.claimant) TO service_role;
+
+REVOKE ALL ON FUNCTION dispatcher.mark_agent_stalled(p_agent_id uuid, p_cause text) FROM PUBLIC;
+GRANT ALL ON FUNCTION dispatcher.mark_agent_stalled(p_agent_id uuid, p_cause text) TO service_role;
 
 REVOKE ALL ON FUNCTION dispatcher.mark_unrouted_runs(p_tenant_id uuid) FROM PUBLIC;
 GRANT ALL ON FUNCTION dispatcher.mark_unrouted_runs(p_tenant_id uuid) TO service_role;
@@ -5565,20 +6603,35 @@ GRANT ALL ON FUNCTION dispatcher.mark_unrouted_runs(p_tenant_id uuid) TO service
 REVOKE ALL ON FUNCTION dispatcher.merge_inbox_context(p_context jsonb, p_changes jsonb) FROM PUBLIC;
 GRANT ALL ON FUNCTION dispatcher.merge_inbox_context(p_context jsonb, p_changes jsonb) TO service_role;
 
+REVOKE ALL ON FUNCTION dispatcher.must_abort(p_sqlstate text) FROM PUBLIC;
+GRANT ALL ON FUNCTION dispatcher.must_abort(p_sqlstate text) TO service_role;
+
+REVOKE ALL ON FUNCTION dispatcher.new_faults(p_instance public.dispatcher_instances, p_after bigint) FROM PUBLIC;
+GRANT ALL ON FUNCTION dispatcher.new_faults(p_instance public.dispatcher_instances, p_after bigint) TO service_role;
+
 REVOKE ALL ON FUNCTION dispatcher.next_workflow_moment(p_tenant_id uuid, p_settings jsonb) FROM PUBLIC;
 GRANT ALL ON FUNCTION dispatcher.next_workflow_moment(p_tenant_id uuid, p_settings jsonb) TO service_role;
+
+REVOKE ALL ON FUNCTION dispatcher.note_fault(p_tenant_id uuid, p_gateway_id uuid, p_side_write text, p_error text) FROM PUBLIC;
+GRANT ALL ON FUNCTION dispatcher.note_fault(p_tenant_id uuid, p_gateway_id uuid, p_side_write text, p_error text) TO service_role;
 
 REVOKE ALL ON FUNCTION dispatcher.note_held_runs(p_tenant_id uuid, p_budgets jsonb, p_holders uuid[]) FROM PUBLIC;
 GRANT ALL ON FUNCTION dispatcher.note_held_runs(p_tenant_id uuid, p_budgets jsonb, p_holders uuid[]) TO service_role;
 
-REVOKE ALL ON FUNCTION dispatcher.note_inbox_update() FROM PUBLIC;
-GRANT ALL ON FUNCTION dispatcher.note_inbox_update() TO service_role;
-
-REVOKE ALL ON FUNCTION dispatcher.note_wake_progress(p_run public.workflow_runs) FROM PUBLIC;
-GRANT ALL ON FUNCTION dispatcher.note_wake_progress(p_run public.workflow_runs) TO service_role;
+REVOKE ALL ON FUNCTION dispatcher.note_work_on_claim(p_run public.workflow_runs) FROM PUBLIC;
+GRANT ALL ON FUNCTION dispatcher.note_work_on_claim(p_run public.workflow_runs) TO service_role;
 
 REVOKE ALL ON FUNCTION dispatcher.note_workflow_actor(p_actor text, p_reason text) FROM PUBLIC;
 GRANT ALL ON FUNCTION dispatcher.note_workflow_actor(p_actor text, p_reason text) TO service_role;
+
+REVOKE ALL ON FUNCTION dispatcher.notify_operator(p_tenant_id uuid, p_type text, p_title text, p_body text, p_agent_id uuid, p_meta jsonb, p_entity_type text, p_entity_id uuid) FROM PUBLIC;
+GRANT ALL ON FUNCTION dispatcher.notify_operator(p_tenant_id uuid, p_type text, p_title text, p_body text, p_agent_id uuid, p_meta jsonb, p_entity_type text, p_entity_id uuid) TO service_role;
+
+GRANT ALL ON TABLE public.agent_inbox_items TO service_role;
+GRANT SELECT,INSERT,DELETE,UPDATE ON TABLE public.agent_inbox_items TO authenticated;
+
+REVOKE ALL ON FUNCTION dispatcher.open_items_of_gateway(p_claimant dispatcher.claimant) FROM PUBLIC;
+GRANT ALL ON FUNCTION dispatcher.open_items_of_gateway(p_claimant dispatcher.claimant) TO service_role;
 
 REVOKE ALL ON FUNCTION dispatcher.open_wake_facts(p_wake public.agent_wakes) FROM PUBLIC;
 GRANT ALL ON FUNCTION dispatcher.open_wake_facts(p_wake public.agent_wakes) TO service_role;
@@ -5589,11 +6642,20 @@ GRANT ALL ON FUNCTION dispatcher.open_wakes_of_others(p_instance_id uuid) TO ser
 REVOKE ALL ON FUNCTION dispatcher.orphan_after_seconds(p_settings jsonb) FROM PUBLIC;
 GRANT ALL ON FUNCTION dispatcher.orphan_after_seconds(p_settings jsonb) TO service_role;
 
+REVOKE ALL ON FUNCTION dispatcher.phases_due(p_sweeper dispatcher.claimant) FROM PUBLIC;
+GRANT ALL ON FUNCTION dispatcher.phases_due(p_sweeper dispatcher.claimant) TO service_role;
+
 REVOKE ALL ON FUNCTION dispatcher.prepare_workflow_run() FROM PUBLIC;
 GRANT ALL ON FUNCTION dispatcher.prepare_workflow_run() TO service_role;
 
+REVOKE ALL ON FUNCTION dispatcher.prune_old_rows(p_sweeper dispatcher.claimant, p_limit integer) FROM PUBLIC;
+GRANT ALL ON FUNCTION dispatcher.prune_old_rows(p_sweeper dispatcher.claimant, p_limit integer) TO service_role;
+
 REVOKE ALL ON FUNCTION dispatcher.prune_workflow_rows(p_tenant_id uuid) FROM PUBLIC;
 GRANT ALL ON FUNCTION dispatcher.prune_workflow_rows(p_tenant_id uuid) TO service_role;
+
+REVOKE ALL ON FUNCTION dispatcher.read_gate_facts(p_agent_id uuid, p_settings public.dispatcher_settings, p_hinted uuid[], p_request uuid) FROM PUBLIC;
+GRANT ALL ON FUNCTION dispatcher.read_gate_facts(p_agent_id uuid, p_settings public.dispatcher_settings, p_hinted uuid[], p_request uuid) TO service_role;
 
 REVOKE ALL ON FUNCTION dispatcher.record_budget_event(p_tenant_id uuid, p_budget jsonb, p_kind text, p_detail jsonb) FROM PUBLIC;
 GRANT ALL ON FUNCTION dispatcher.record_budget_event(p_tenant_id uuid, p_budget jsonb, p_kind text, p_detail jsonb) TO service_role;
@@ -5604,26 +6666,29 @@ GRANT ALL ON FUNCTION dispatcher.record_budget_recoveries(p_tenant_id uuid, p_bu
 REVOKE ALL ON FUNCTION dispatcher.record_workflow_transition() FROM PUBLIC;
 GRANT ALL ON FUNCTION dispatcher.record_workflow_transition() TO service_role;
 
+REVOKE ALL ON FUNCTION dispatcher.refusal(p_agent_id uuid, p_agent_slug text, p_reason text, p_retry_in double precision, p_failures integer) FROM PUBLIC;
+GRANT ALL ON FUNCTION dispatcher.refusal(p_agent_id uuid, p_agent_slug text, p_reason text, p_retry_in double precision, p_failures integer) TO service_role;
+
 REVOKE ALL ON FUNCTION dispatcher.refuse_workflow_caller(p_code text, p_run public.workflow_runs, p_tenant_id uuid, p_run_id uuid, p_session text, p_claim_token uuid, p_usage jsonb) FROM PUBLIC;
 GRANT ALL ON FUNCTION dispatcher.refuse_workflow_caller(p_code text, p_run public.workflow_runs, p_tenant_id uuid, p_run_id uuid, p_session text, p_claim_token uuid, p_usage jsonb) TO service_role;
 
 REVOKE ALL ON FUNCTION dispatcher.refuse_workflow_event_change() FROM PUBLIC;
 GRANT ALL ON FUNCTION dispatcher.refuse_workflow_event_change() TO service_role;
 
+REVOKE ALL ON FUNCTION dispatcher.release_forgotten_leases(p_sweeper dispatcher.claimant, p_limit integer) FROM PUBLIC;
+GRANT ALL ON FUNCTION dispatcher.release_forgotten_leases(p_sweeper dispatcher.claimant, p_limit integer) TO service_role;
+
 REVOKE ALL ON FUNCTION dispatcher.release_stale_claims(p_tenant_id uuid, p_settings jsonb) FROM PUBLIC;
 GRANT ALL ON FUNCTION dispatcher.release_stale_claims(p_tenant_id uuid, p_settings jsonb) TO service_role;
 
-REVOKE ALL ON FUNCTION dispatcher.release_wake_leases(p_wake public.agent_wakes, p_give_back boolean, p_reason text) FROM PUBLIC;
-GRANT ALL ON FUNCTION dispatcher.release_wake_leases(p_wake public.agent_wakes, p_give_back boolean, p_reason text) TO service_role;
+REVOKE ALL ON FUNCTION dispatcher.release_wake_leases(p_wake public.agent_wakes, p_give_back boolean, p_reason text, OUT released integer, OUT dead uuid[]) FROM PUBLIC;
+GRANT ALL ON FUNCTION dispatcher.release_wake_leases(p_wake public.agent_wakes, p_give_back boolean, p_reason text, OUT released integer, OUT dead uuid[]) TO service_role;
 
 REVOKE ALL ON FUNCTION dispatcher.renew_wake_leases(p_instance_id uuid, p_wake_ids uuid[], p_lease_seconds integer) FROM PUBLIC;
 GRANT ALL ON FUNCTION dispatcher.renew_wake_leases(p_instance_id uuid, p_wake_ids uuid[], p_lease_seconds integer) TO service_role;
 
 REVOKE ALL ON FUNCTION dispatcher.reserve_in_budgets(p_budgets jsonb, p_agent_id text, p_department_id text, p_workflow_type text, p_usd numeric, p_tokens numeric) FROM PUBLIC;
 GRANT ALL ON FUNCTION dispatcher.reserve_in_budgets(p_budgets jsonb, p_agent_id text, p_department_id text, p_workflow_type text, p_usd numeric, p_tokens numeric) TO service_role;
-
-REVOKE ALL ON FUNCTION dispatcher.reset_wake_failures(p_agent_id uuid) FROM PUBLIC;
-GRANT ALL ON FUNCTION dispatcher.reset_wake_failures(p_agent_id uuid) TO service_role;
 
 REVOKE ALL ON FUNCTION dispatcher.restrict_functions(p_names text[]) FROM PUBLIC;
 GRANT ALL ON FUNCTION dispatcher.restrict_functions(p_names text[]) TO service_role;
@@ -5637,17 +6702,50 @@ GRANT ALL ON FUNCTION dispatcher.return_workflow_run(p_run public.workflow_runs,
 REVOKE ALL ON FUNCTION dispatcher.running_instance(p_instance_id uuid) FROM PUBLIC;
 GRANT ALL ON FUNCTION dispatcher.running_instance(p_instance_id uuid) TO service_role;
 
+REVOKE ALL ON FUNCTION dispatcher.seconds_until(p_at timestamp with time zone) FROM PUBLIC;
+GRANT ALL ON FUNCTION dispatcher.seconds_until(p_at timestamp with time zone) TO service_role;
+
 REVOKE ALL ON FUNCTION dispatcher.send_gateway_hint(p_gateway_id uuid, p_event text, p_payload jsonb) FROM PUBLIC;
 GRANT ALL ON FUNCTION dispatcher.send_gateway_hint(p_gateway_id uuid, p_event text, p_payload jsonb) TO service_role;
 
-REVOKE ALL ON FUNCTION dispatcher.settle_stalled_agents(p_instance public.dispatcher_instances) FROM PUBLIC;
-GRANT ALL ON FUNCTION dispatcher.settle_stalled_agents(p_instance public.dispatcher_instances) TO service_role;
+REVOKE ALL ON FUNCTION dispatcher.set_items_aside(p_item_ids uuid[], p_as text, p_reason text) FROM PUBLIC;
+GRANT ALL ON FUNCTION dispatcher.set_items_aside(p_item_ids uuid[], p_as text, p_reason text) TO service_role;
+
+REVOKE ALL ON FUNCTION dispatcher.set_off_waitlist(p_agent_id uuid) FROM PUBLIC;
+GRANT ALL ON FUNCTION dispatcher.set_off_waitlist(p_agent_id uuid) TO service_role;
+
+REVOKE ALL ON FUNCTION dispatcher.setting(p_settings jsonb, p_name text, p_default double precision, p_lowest double precision, p_highest double precision) FROM PUBLIC;
+GRANT ALL ON FUNCTION dispatcher.setting(p_settings jsonb, p_name text, p_default double precision, p_lowest double precision, p_highest double precision) TO service_role;
+
+REVOKE ALL ON FUNCTION dispatcher.settings_of_gateway(p_gateway_id uuid, p_otherwise jsonb) FROM PUBLIC;
+GRANT ALL ON FUNCTION dispatcher.settings_of_gateway(p_gateway_id uuid, p_otherwise jsonb) TO service_role;
+
+REVOKE ALL ON FUNCTION dispatcher.settings_of_instance(p_instance_id uuid) FROM PUBLIC;
+GRANT ALL ON FUNCTION dispatcher.settings_of_instance(p_instance_id uuid) TO service_role;
+
+REVOKE ALL ON FUNCTION dispatcher.settle_items_of_wake(p_wake public.agent_wakes, p_state text, p_ending text, p_error text) FROM PUBLIC;
+GRANT ALL ON FUNCTION dispatcher.settle_items_of_wake(p_wake public.agent_wakes, p_state text, p_ending text, p_error text) TO service_role;
+
+REVOKE ALL ON FUNCTION dispatcher.settle_stalled_agents(p_sweeper dispatcher.claimant, p_limit integer) FROM PUBLIC;
+GRANT ALL ON FUNCTION dispatcher.settle_stalled_agents(p_sweeper dispatcher.claimant, p_limit integer) TO service_role;
 
 REVOKE ALL ON FUNCTION dispatcher.settle_workflow_claim(p_run public.workflow_runs, p_as text) FROM PUBLIC;
 GRANT ALL ON FUNCTION dispatcher.settle_workflow_claim(p_run public.workflow_runs, p_as text) TO service_role;
 
 REVOKE ALL ON FUNCTION dispatcher.spend_attempt_of_lost_wake(p_wake public.agent_wakes) FROM PUBLIC;
 GRANT ALL ON FUNCTION dispatcher.spend_attempt_of_lost_wake(p_wake public.agent_wakes) TO service_role;
+
+REVOKE ALL ON FUNCTION dispatcher.spent_items(p_sweeper dispatcher.claimant, p_limit integer) FROM PUBLIC;
+GRANT ALL ON FUNCTION dispatcher.spent_items(p_sweeper dispatcher.claimant, p_limit integer) TO service_role;
+
+REVOKE ALL ON FUNCTION dispatcher.stale_item_ids(p_sweeper dispatcher.claimant, p_limit integer) FROM PUBLIC;
+GRANT ALL ON FUNCTION dispatcher.stale_item_ids(p_sweeper dispatcher.claimant, p_limit integer) TO service_role;
+
+REVOKE ALL ON FUNCTION dispatcher.stamp_items(p_wake public.agent_wakes, p_started_at timestamp with time zone) FROM PUBLIC;
+GRANT ALL ON FUNCTION dispatcher.stamp_items(p_wake public.agent_wakes, p_started_at timestamp with time zone) TO service_role;
+
+REVOKE ALL ON FUNCTION dispatcher.start_of_today() FROM PUBLIC;
+GRANT ALL ON FUNCTION dispatcher.start_of_today() TO service_role;
 
 REVOKE ALL ON FUNCTION dispatcher.start_wake(p_wake_id uuid, p_claim_token uuid, p_host_id text, p_pid integer, p_pid_started_at double precision) FROM PUBLIC;
 GRANT ALL ON FUNCTION dispatcher.start_wake(p_wake_id uuid, p_claim_token uuid, p_host_id text, p_pid integer, p_pid_started_at double precision) TO service_role;
@@ -5658,14 +6756,23 @@ GRANT ALL ON FUNCTION dispatcher.start_workflow_run(p_run public.workflow_runs) 
 REVOKE ALL ON FUNCTION dispatcher.stop_runs_of_budget(p_tenant_id uuid, p_budget jsonb) FROM PUBLIC;
 GRANT ALL ON FUNCTION dispatcher.stop_runs_of_budget(p_tenant_id uuid, p_budget jsonb) TO service_role;
 
-REVOKE ALL ON FUNCTION dispatcher.stop_wake_chains(p_instance public.dispatcher_instances) FROM PUBLIC;
-GRANT ALL ON FUNCTION dispatcher.stop_wake_chains(p_instance public.dispatcher_instances) TO service_role;
+REVOKE ALL ON FUNCTION dispatcher.stop_wake_chains(p_sweeper dispatcher.claimant, p_limit integer) FROM PUBLIC;
+GRANT ALL ON FUNCTION dispatcher.stop_wake_chains(p_sweeper dispatcher.claimant, p_limit integer) TO service_role;
 
 REVOKE ALL ON FUNCTION dispatcher.stop_workflow_run(p_run public.workflow_runs, p_error text) FROM PUBLIC;
 GRANT ALL ON FUNCTION dispatcher.stop_workflow_run(p_run public.workflow_runs, p_error text) TO service_role;
 
+REVOKE ALL ON FUNCTION dispatcher.sweeper(p_instance_id uuid) FROM PUBLIC;
+GRANT ALL ON FUNCTION dispatcher.sweeper(p_instance_id uuid) TO service_role;
+
 REVOKE ALL ON FUNCTION dispatcher.tell_budget_event(p_tenant_id uuid, p_budget jsonb, p_kind text, p_detail jsonb) FROM PUBLIC;
 GRANT ALL ON FUNCTION dispatcher.tell_budget_event(p_tenant_id uuid, p_budget jsonb, p_kind text, p_detail jsonb) TO service_role;
+
+REVOKE ALL ON FUNCTION dispatcher.tell_chain(p_sweeper dispatcher.claimant, p_agent_id uuid, p_depth integer, p_item_ids uuid[]) FROM PUBLIC;
+GRANT ALL ON FUNCTION dispatcher.tell_chain(p_sweeper dispatcher.claimant, p_agent_id uuid, p_depth integer, p_item_ids uuid[]) TO service_role;
+
+REVOKE ALL ON FUNCTION dispatcher.tell_dead_letters(p_agent_id uuid, p_item_ids uuid[], p_reason text) FROM PUBLIC;
+GRANT ALL ON FUNCTION dispatcher.tell_dead_letters(p_agent_id uuid, p_item_ids uuid[], p_reason text) TO service_role;
 
 REVOKE ALL ON FUNCTION dispatcher.tight_budgets(p_budgets jsonb, p_estimates jsonb, p_runs integer) FROM PUBLIC;
 GRANT ALL ON FUNCTION dispatcher.tight_budgets(p_budgets jsonb, p_estimates jsonb, p_runs integer) TO service_role;
@@ -5673,8 +6780,14 @@ GRANT ALL ON FUNCTION dispatcher.tight_budgets(p_budgets jsonb, p_estimates json
 REVOKE ALL ON FUNCTION dispatcher.time_out_runs(p_tenant_id uuid) FROM PUBLIC;
 GRANT ALL ON FUNCTION dispatcher.time_out_runs(p_tenant_id uuid) TO service_role;
 
-REVOKE ALL ON FUNCTION dispatcher.wait_for_next_wake(p_agent_id uuid, p_settings jsonb, p_since timestamp with time zone) FROM PUBLIC;
-GRANT ALL ON FUNCTION dispatcher.wait_for_next_wake(p_agent_id uuid, p_settings jsonb, p_since timestamp with time zone) TO service_role;
+REVOKE ALL ON FUNCTION dispatcher.typed_settings(p_settings jsonb) FROM PUBLIC;
+GRANT ALL ON FUNCTION dispatcher.typed_settings(p_settings jsonb) TO service_role;
+
+REVOKE ALL ON FUNCTION dispatcher.unknown_gateway(p_tenant_id uuid) FROM PUBLIC;
+GRANT ALL ON FUNCTION dispatcher.unknown_gateway(p_tenant_id uuid) TO service_role;
+
+REVOKE ALL ON FUNCTION dispatcher.wait_for_next_wake(p_wake public.agent_wakes, p_settings public.dispatcher_settings, p_state text) FROM PUBLIC;
+GRANT ALL ON FUNCTION dispatcher.wait_for_next_wake(p_wake public.agent_wakes, p_settings public.dispatcher_settings, p_state text) TO service_role;
 
 REVOKE ALL ON FUNCTION dispatcher.waiting_workflow_groups(p_tenant_id uuid, p_estimates jsonb, p_budgets jsonb) FROM PUBLIC;
 GRANT ALL ON FUNCTION dispatcher.waiting_workflow_groups(p_tenant_id uuid, p_estimates jsonb, p_budgets jsonb) TO service_role;
@@ -5682,26 +6795,26 @@ GRANT ALL ON FUNCTION dispatcher.waiting_workflow_groups(p_tenant_id uuid, p_est
 REVOKE ALL ON FUNCTION dispatcher.wake_blockers(p_item_id uuid) FROM PUBLIC;
 GRANT ALL ON FUNCTION dispatcher.wake_blockers(p_item_id uuid) TO service_role;
 
-REVOKE ALL ON FUNCTION dispatcher.wake_chain_limit(p_settings jsonb) FROM PUBLIC;
-GRANT ALL ON FUNCTION dispatcher.wake_chain_limit(p_settings jsonb) TO service_role;
+REVOKE ALL ON FUNCTION dispatcher.wake_chain_limit(p_settings public.dispatcher_settings) FROM PUBLIC;
+GRANT ALL ON FUNCTION dispatcher.wake_chain_limit(p_settings public.dispatcher_settings) TO service_role;
 
-GRANT ALL ON TABLE public.agent_wake_state TO service_role;
-GRANT SELECT ON TABLE public.agent_wake_state TO authenticated;
-
-REVOKE ALL ON FUNCTION dispatcher.wake_cooldown_ends(p_state public.agent_wake_state, p_settings jsonb) FROM PUBLIC;
-GRANT ALL ON FUNCTION dispatcher.wake_cooldown_ends(p_state public.agent_wake_state, p_settings jsonb) TO service_role;
+REVOKE ALL ON FUNCTION dispatcher.wake_cooldown(p_failures integer, p_settings public.dispatcher_settings) FROM PUBLIC;
+GRANT ALL ON FUNCTION dispatcher.wake_cooldown(p_failures integer, p_settings public.dispatcher_settings) TO service_role;
 
 REVOKE ALL ON FUNCTION dispatcher.wake_end_state(p_wake public.agent_wakes, p_ending text, p_exit_code integer) FROM PUBLIC;
 GRANT ALL ON FUNCTION dispatcher.wake_end_state(p_wake public.agent_wakes, p_ending text, p_exit_code integer) TO service_role;
 
-REVOKE ALL ON FUNCTION dispatcher.wake_gates(p_agent_id uuid, p_settings jsonb, p_all boolean, OUT blocked text[], OUT retry_at timestamp with time zone, OUT due_item_id uuid, OUT chain_depth integer, OUT failures integer) FROM PUBLIC;
-GRANT ALL ON FUNCTION dispatcher.wake_gates(p_agent_id uuid, p_settings jsonb, p_all boolean, OUT blocked text[], OUT retry_at timestamp with time zone, OUT due_item_id uuid, OUT chain_depth integer, OUT failures integer) TO service_role;
+REVOKE ALL ON FUNCTION dispatcher.wake_gates(p_facts dispatcher.gate_facts, p_settings public.dispatcher_settings, p_all boolean, OUT blocked text[], OUT retry_at timestamp with time zone) FROM PUBLIC;
+GRANT ALL ON FUNCTION dispatcher.wake_gates(p_facts dispatcher.gate_facts, p_settings public.dispatcher_settings, p_all boolean, OUT blocked text[], OUT retry_at timestamp with time zone) TO service_role;
 
 REVOKE ALL ON FUNCTION dispatcher.wake_grant(p_wake public.agent_wakes) FROM PUBLIC;
 GRANT ALL ON FUNCTION dispatcher.wake_grant(p_wake public.agent_wakes) TO service_role;
 
 REVOKE ALL ON FUNCTION dispatcher.wake_has_progress(p_wake public.agent_wakes) FROM PUBLIC;
 GRANT ALL ON FUNCTION dispatcher.wake_has_progress(p_wake public.agent_wakes) TO service_role;
+
+REVOKE ALL ON FUNCTION dispatcher.wake_worked_on_a_run(p_wake_id uuid) FROM PUBLIC;
+GRANT ALL ON FUNCTION dispatcher.wake_worked_on_a_run(p_wake_id uuid) TO service_role;
 
 REVOKE ALL ON FUNCTION dispatcher.wakes_to_stop(p_instance_id uuid) FROM PUBLIC;
 GRANT ALL ON FUNCTION dispatcher.wakes_to_stop(p_instance_id uuid) TO service_role;
@@ -5741,6 +6854,9 @@ GRANT ALL ON FUNCTION dispatcher.workflow_timeout_minutes(p_tenant_id uuid, p_wo
 
 REVOKE ALL ON FUNCTION dispatcher.workflow_usage_values(p_usage jsonb) FROM PUBLIC;
 GRANT ALL ON FUNCTION dispatcher.workflow_usage_values(p_usage jsonb) TO service_role;
+
+REVOKE ALL ON FUNCTION dispatcher.write_wake(p_claimant dispatcher.claimant, p_facts dispatcher.gate_facts, p_path text, p_request uuid) FROM PUBLIC;
+GRANT ALL ON FUNCTION dispatcher.write_wake(p_claimant dispatcher.claimant, p_facts dispatcher.gate_facts, p_path text, p_request uuid) TO service_role;
 
 REVOKE ALL ON FUNCTION public.adopt_wake(p_instance_id uuid, p_wake_id uuid, p_claim_token uuid, p_host_id text, p_pid integer, p_pid_started_at double precision) FROM PUBLIC;
 GRANT ALL ON FUNCTION public.adopt_wake(p_instance_id uuid, p_wake_id uuid, p_claim_token uuid, p_host_id text, p_pid integer, p_pid_started_at double precision) TO service_role;
@@ -5812,9 +6928,6 @@ GRANT ALL ON FUNCTION public.heartbeat_workflow_run(p_tenant_id uuid, p_run_id u
 REVOKE ALL ON FUNCTION public.inbox_overview(p_tenant_id uuid, p_agent_slug text) FROM PUBLIC;
 GRANT ALL ON FUNCTION public.inbox_overview(p_tenant_id uuid, p_agent_slug text) TO service_role;
 
-GRANT ALL ON TABLE public.agent_inbox_items TO service_role;
-GRANT SELECT,INSERT,DELETE,UPDATE ON TABLE public.agent_inbox_items TO authenticated;
-
 REVOKE ALL ON FUNCTION public.lease_inbox_item(p_agent_id uuid, p_lease_seconds integer) FROM PUBLIC;
 GRANT ALL ON FUNCTION public.lease_inbox_item(p_agent_id uuid, p_lease_seconds integer) TO service_role;
 
@@ -5835,6 +6948,9 @@ GRANT ALL ON FUNCTION public.list_workflow_runs(p_tenant_id uuid, p_status text,
 
 REVOKE ALL ON FUNCTION public.monitor_workflows(p_instance_id uuid, p_settings jsonb) FROM PUBLIC;
 GRANT ALL ON FUNCTION public.monitor_workflows(p_instance_id uuid, p_settings jsonb) TO service_role;
+
+REVOKE ALL ON FUNCTION public.note_sweep(p_instance_id uuid, p_sweep jsonb) FROM PUBLIC;
+GRANT ALL ON FUNCTION public.note_sweep(p_instance_id uuid, p_sweep jsonb) TO service_role;
 
 REVOKE ALL ON FUNCTION public.poll_workflow_runs(p_tenant_id uuid, p_agent text, p_limit integer) FROM PUBLIC;
 GRANT ALL ON FUNCTION public.poll_workflow_runs(p_tenant_id uuid, p_agent text, p_limit integer) TO service_role;
@@ -5884,8 +7000,8 @@ GRANT ALL ON FUNCTION public.show_workflow_run(p_tenant_id uuid, p_run_id uuid) 
 REVOKE ALL ON FUNCTION public.stop_dispatcher_instance(p_instance_id uuid) FROM PUBLIC;
 GRANT ALL ON FUNCTION public.stop_dispatcher_instance(p_instance_id uuid) TO service_role;
 
-REVOKE ALL ON FUNCTION public.sweep_inbox(p_instance_id uuid, p_claim_limit integer, p_request uuid) FROM PUBLIC;
-GRANT ALL ON FUNCTION public.sweep_inbox(p_instance_id uuid, p_claim_limit integer, p_request uuid) TO service_role;
+REVOKE ALL ON FUNCTION public.sweep_inbox(p_instance_id uuid, p_phase text, p_cursor jsonb, p_claim_limit integer, p_request uuid) FROM PUBLIC;
+GRANT ALL ON FUNCTION public.sweep_inbox(p_instance_id uuid, p_phase text, p_cursor jsonb, p_claim_limit integer, p_request uuid) TO service_role;
 
 REVOKE ALL ON FUNCTION public.workflow_stats(p_tenant_id uuid) FROM PUBLIC;
 GRANT ALL ON FUNCTION public.workflow_stats(p_tenant_id uuid) TO service_role;
@@ -5900,6 +7016,8 @@ GRANT SELECT ON TABLE public.agent_budgets TO authenticated;
 
 GRANT ALL ON TABLE public.agent_profiles TO service_role;
 GRANT SELECT ON TABLE public.agent_profiles TO authenticated;
+
+GRANT ALL ON TABLE public.agent_resumptions TO service_role;
 
 GRANT ALL ON TABLE public.agent_usage TO service_role;
 GRANT SELECT ON TABLE public.agent_usage TO authenticated;
@@ -5924,6 +7042,10 @@ GRANT SELECT ON TABLE public.budgets TO authenticated;
 GRANT ALL ON TABLE public.departments TO service_role;
 GRANT SELECT ON TABLE public.departments TO authenticated;
 
+GRANT ALL ON TABLE public.dispatcher_faults TO service_role;
+
+GRANT ALL ON SEQUENCE public.dispatcher_faults_id_seq TO service_role;
+
 GRANT ALL ON TABLE public.dispatcher_gateways TO service_role;
 
 GRANT ALL ON TABLE public.gateways TO service_role;
@@ -5931,7 +7053,7 @@ GRANT SELECT ON TABLE public.gateways TO authenticated;
 
 GRANT ALL ON TABLE public.inbox_item_leases TO service_role;
 
-GRANT ALL ON TABLE public.inbox_item_reopenings TO service_role;
+GRANT ALL ON TABLE public.inbox_item_marks TO service_role;
 
 GRANT ALL ON TABLE public.notifications TO service_role;
 GRANT SELECT ON TABLE public.notifications TO authenticated;

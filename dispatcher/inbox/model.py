@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Any, Literal, cast
 from uuid import UUID
 
@@ -11,7 +11,7 @@ from dispatcher.answers import Answer, list_of, malformed
 from dispatcher.errors import MalformedAnswer
 
 Path = Literal["event", "sweep", "waitlist", "due", "command", "workflow"]
-Ending = Literal["exited", "timed_out", "interrupted", "lost", "spawn_failed"]
+Ending = Literal["exited", "timed_out", "interrupted", "lost", "spawn_failed", "item_refused", "agent_refused"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -217,6 +217,7 @@ class ReportResult:
     next: str | None = None
     retry_in: float | None = None
     error: str | None = None
+    dead_letters: tuple[UUID, ...] = ()
 
     @classmethod
     def read(cls, row: Answer) -> ReportResult:
@@ -233,6 +234,7 @@ class ReportResult:
             next=row.text_or_none("next"),
             retry_in=row.seconds_or_none("retry_in"),
             error=row.text_or_none("error"),
+            dead_letters=() if row.value("dead_letters") is None else row.uuids("dead_letters"),
         )
 
 
@@ -251,10 +253,14 @@ def result_of(report: Report, function: str, value: object, place: int) -> Repor
 
 @dataclass(frozen=True, slots=True)
 class ReportAnswer:
-    """Answer of `report_wakes`: a result per report, in order, and what was claimed off the waitlist."""
+    """Answer of `report_wakes`: a result per report, in order, and what was claimed off the waitlist.
+
+    `claims_busy`: another session held the gateway, so nothing was claimed; look again soon.
+    """
 
     results: list[ReportResult]
     verdicts: list[Verdict]
+    claims_busy: bool = False
 
     @classmethod
     def read(cls, reports: Sequence[Report], function: str, value: object) -> ReportAnswer:
@@ -263,42 +269,48 @@ class ReportAnswer:
         rows = _one_per(reports, function, answer.list("results"), "results")
         pairs = enumerate(zip(reports, rows, strict=True))
         results = [result_of(report, function, row, place) for place, (report, row) in pairs]
-        return cls(results, waitlist_verdicts(answer, "claims"))
+        return cls(results, waitlist_verdicts(answer, "claims"), claims_busy=answer.value("claims_busy") is True)
 
 
 @dataclass(frozen=True, slots=True)
-class StepError:
-    """A step of the sweep that raised; the others went on."""
-
-    phase: str
-    error: str
-
-    @classmethod
-    def read(cls, row: Answer) -> StepError:
-        """Raises MalformedAnswer."""
-        return cls(row.text("phase"), f"{row.text_or_none('error')} ({row.text_or_none('error_code')})")
-
-
-@dataclass(frozen=True, slots=True)
-class SweepAnswer:
-    """Answer of `sweep_inbox`. `open_wakes` are for the instance slice to read."""
+class Look:
+    """Where a sweep begins. `open_wakes` are for the instance slice to read; `due` are the phases with work."""
 
     agent_ids: frozenset[UUID]
-    verdicts: list[Verdict]
     open_wakes: Sequence[Answer]
     broadcast_available: bool
-    errors: Sequence[StepError]
-    counts: Mapping[str, int] = field(default_factory=dict)
+    due: tuple[str, ...]
 
     @classmethod
-    def read(cls, answer: Answer) -> SweepAnswer:
+    def read(cls, answer: Answer) -> Look:
         """Raises MalformedAnswer."""
-        names = ("expired", "buried", "chained", "stalled", "queued", "waiting", "pruned", "ms")
         return cls(
             agent_ids=frozenset(answer.uuids("agent_ids")),
-            verdicts=[*waitlist_verdicts(answer, "claims"), *waitlist_verdicts(answer, "skipped")],
             open_wakes=answer.parts("open_wakes"),
             broadcast_available=answer.flag("broadcast_available"),
-            errors=tuple(StepError.read(row) for row in answer.parts("errors")),
-            counts={name: answer.count(name) for name in names if answer.value(name) is not None},
+            due=tuple(str(phase) for phase in answer.list("due")),
+        )
+
+
+@dataclass(frozen=True, slots=True)
+class PhaseAnswer:
+    """What one phase of a sweep did, at most 500 rows; `again` when there is more, from `cursor` on."""
+
+    phase: str
+    counts: Mapping[str, int]
+    again: bool
+    cursor: object
+    verdicts: list[Verdict]
+
+    @classmethod
+    def read(cls, phase: str, answer: Answer) -> PhaseAnswer:
+        """Raises MalformedAnswer."""
+        lists = [name for name in ("claims", "skipped") if answer.value(name) is not None]
+        extra = [name for name in ("queued", "waiting") if answer.value(name) is not None]
+        return cls(
+            phase=phase,
+            counts={phase: answer.count("count"), **{name: answer.count(name) for name in extra}},
+            again=answer.flag("again"),
+            cursor=answer.value("cursor"),
+            verdicts=[verdict for name in lists for verdict in waitlist_verdicts(answer, name)],
         )

@@ -28,7 +28,12 @@ MAX_REPORTS_PER_CALL: Final = 100
 FLUSH_SECONDS: Final = 6.0
 # A report the database answers with an error rests this long, doubled each time; at a stop it is tried this often.
 REFUSED_SECONDS: Final = 0.5
+# Another session holds a row of the agent: mostly for milliseconds.
+BUSY_SECONDS: Final = 0.05
+# So often is nobody told that it is still held.
+QUIET_TRIES: Final = 6
 LONGEST_REST: Final = 60.0
+TRIED_AGAIN: Final = ("error", "busy")
 
 
 class Reporter(Service):
@@ -58,6 +63,7 @@ class Reporter(Service):
         self._resting: list[tuple[float, Report]] = []
         self._refusals: Counter[Report] = Counter()
         self._claiming = True
+        self._owes_claims = False
 
     def put(self, report: Report) -> None:
         """Queues a report; it goes out with whatever else waits."""
@@ -98,7 +104,7 @@ class Reporter(Service):
     def _seconds_of_rest(self, is_stopping: bool) -> float | None:
         """How long to wait for a new report: until the first refused one is due, None when none was refused."""
         if not self._resting:
-            return 0.0 if is_stopping else None
+            return 0.0 if is_stopping else BUSY_SECONDS if self._owes_claims else None
         seconds = max(0.0, min(due for due, _report in self._resting) - time.monotonic())
         return min(seconds, REFUSED_SECONDS) if is_stopping else seconds
 
@@ -108,10 +114,10 @@ class Reporter(Service):
         self._resting = [(due, report) for due, report in self._resting if not everyone and due > now]
 
     def _send(self, reports: list[Report]) -> None:
-        if not reports:
+        if not reports and not (self._owes_claims and self._claiming):
             return
         # Only an end frees a slot; a start alone needs no look at the waitlist.
-        frees = any(isinstance(report, Ended) for report in reports)
+        frees = self._owes_claims or any(isinstance(report, Ended) for report in reports)
         limit = self._claim_limit if frees and self._claiming else 0
         asked_at = time.monotonic()
         with self._health.at_work():
@@ -148,14 +154,19 @@ class Reporter(Service):
     def _settle(self, answer: ReportAnswer, reports: list[Report], asked_at: float) -> None:
         """Results and grants first: whoever was granted a wake does not wait for a report that was refused."""
         for result in answer.results:
-            if result.report == "ended" and result.code != "error":
+            if result.report == "ended" and result.code not in TRIED_AGAIN:
                 # Only an answer that names the agent says what is next for it.
                 self._book.remove(result.wake_id, None if result.agent_id is None else asked_at)
             self._hand_on(result)
         self._on_verdicts(answer.verdicts)
+        self._owes_claims = answer.claims_busy
         for report, result in zip(reports, answer.results, strict=True):
-            if result.code == "error":
-                self._let_rest(report, result.error or "the report was refused")
+            if result.code == "busy":
+                self._let_rest(
+                    report, "another session holds a row of its agent", BUSY_SECONDS, quiet_tries=QUIET_TRIES
+                )
+            elif result.code == "error":
+                self._let_rest(report, result.error or "the report was refused", REFUSED_SECONDS)
             else:
                 self._refusals.pop(report, None)
 
@@ -170,12 +181,14 @@ class Reporter(Service):
                 exc_info=error,
             )
 
-    def _let_rest(self, report: Report, error: str) -> None:
+    def _let_rest(self, report: Report, error: str, base: float, quiet_tries: int = 0) -> None:
         """The call worked and this report did not: it alone is tried again, later each time."""
         self._refusals[report] += 1
-        delay = jittered(exponential(self._refusals[report], REFUSED_SECONDS, LONGEST_REST), 0.2)
+        delay = jittered(exponential(self._refusals[report], base, LONGEST_REST), 0.2)
         with self._changed:
             self._resting.append((time.monotonic() + delay, report))
+        if self._refusals[report] <= quiet_tries:
+            return
         self._health.failed(DispatcherError(error))
         log.warning(
             events.WAKE_END_UNREPORTED,

@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any, Protocol
 from uuid import UUID, uuid4
 
 from dispatcher.answers import Answer
 from dispatcher.inbox.book import BookedWake, WakeBook
-from dispatcher.inbox.model import Claim, Grant, Report, ReportAnswer, SweepAnswer, Verdict, verdicts_for
+from dispatcher.inbox.model import Claim, Grant, Look, PhaseAnswer, Report, ReportAnswer, Verdict, verdicts_for
 
 
 class Rpc(Protocol):
@@ -49,13 +49,21 @@ class InboxStore:
             self._booked(answer.verdicts)
         return answer
 
-    def sweep(self, claim_limit: int) -> SweepAnswer:
-        """One sweep of the gateway; claims up to `claim_limit` wakes."""
+    def look(self) -> Look:
+        """Where a sweep begins: the gateway's agents, wakes of others, and which phases have work."""
+        return Look.read(Answer.of("sweep_inbox", self._call("sweep_inbox", {"p_phase": "look"})))
+
+    def sweep_phase(self, phase: str, cursor: object = None, claim_limit: int = 0) -> PhaseAnswer:
+        """One pass of one phase of a sweep; `cursor` is the one of the pass before it."""
         with self._request() as request:
-            params = {"p_claim_limit": claim_limit, "p_request": request}
-            answer = SweepAnswer.read(Answer.of("sweep_inbox", self._call("sweep_inbox", params)))
+            params = {"p_phase": phase, "p_cursor": cursor, "p_claim_limit": claim_limit, "p_request": request}
+            answer = PhaseAnswer.read(phase, Answer.of("sweep_inbox", self._call("sweep_inbox", params)))
             self._booked(answer.verdicts)
         return answer
+
+    def note_sweep(self, facts: Mapping[str, object]) -> None:
+        """Keeps what a sweep did, for `dispatcher status`."""
+        self._call("note_sweep", {"p_sweep": facts})
 
     @contextlib.contextmanager
     def _request(self) -> Iterator[str]:

@@ -1,16 +1,19 @@
-"""The sweep: the net under every hint. One call does the database's half; this is the other half."""
+"""The sweep: the net under every hint. Each phase is a call of its own; this says in which order, and what follows."""
 
 from __future__ import annotations
 
+import itertools
 import time
+from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from typing import Final
 
 from dispatcher import events
 from dispatcher.answers import Answer
+from dispatcher.errors import DispatcherError, ServiceUnavailable
 from dispatcher.inbox.decisions import Decisions
 from dispatcher.inbox.hints import HintedItems, LocalAgents
-from dispatcher.inbox.model import Grant, SweepAnswer
+from dispatcher.inbox.model import Grant, Look, PhaseAnswer, Verdict
 from dispatcher.inbox.store import InboxStore
 from dispatcher.logs import get_logger
 from dispatcher.runtime.backoff import Backoff
@@ -19,16 +22,18 @@ from dispatcher.runtime.health import Health
 log = get_logger(__name__)
 
 SILENT_AFTER: Final = 3
-# How many items one call of the sweep settles at most, by step: a step that reached it has more to do.
-STEP_LIMITS: Final = {"expired": 1000, "buried": 1000, "chained": 1000, "stalled": 500}
-SOON: Final = 0.5
+# A phase settles 500 rows a call. So many calls in one sweep: then the other phases have their turn, and the next sweep
+# comes soon. The listing of agents is not cut short: who waits longest is known only when all are listed.
+PASSES: Final = 4
+LISTING: Final = "listed"
+SOON: Final = 0.05
 SILENT_CAUSE: Final = "realtime_silent"
 
 
 # Steps after which an item wakes nobody, and why; which items, and for whom, says `dispatcher inbox list`.
 _SET_ASIDE: Final = {
     "expired": "older than STALE_ITEM_AGE_HOURS",
-    "buried": "no attempts left",
+    "dead": "no attempts left",
     "chained": "at the end of a chain of wakes",
     "stalled": "their agent is stalled",
 }
@@ -68,26 +73,69 @@ class Sweeper:
         self._failures = Backoff(base=1.0, cap=degraded_interval)
         self._silence = SilenceWatch()
         self._is_unfinished = False
+        self._failed_phases: frozenset[str] = frozenset()
         self.sweeps = 0
 
     def beat(self) -> None:
-        """Sweeps once. Raises what the call raises; the next beat then comes soon."""
-        started = time.monotonic()
+        """Sweeps once. Raises what the first look raises; the next beat then comes soon."""
         self._failures.attempts += 1
-        was_well = self._is_realtime_well()
-        answer = self._store.sweep(self._claim_limit)
-        seconds = time.monotonic() - started
+        sweep = _Sweep(was_realtime_well=self._is_realtime_well())
+        look = self._store.look()
         self._failures.reset()
-        self._is_unfinished = any(answer.counts.get(step, 0) >= limit for step, limit in STEP_LIMITS.items())
-        self._agents.replace(answer.agent_ids)
-        self._on_broadcast_available(answer.broadcast_available)
-        self._watch_for_silence(answer, was_well)
+        self._agents.replace(look.agent_ids)
+        self._on_broadcast_available(look.broadcast_available)
+        for phase in look.due:
+            self._run(phase, sweep)
+        self._settle_open_wakes(look.open_wakes)
+        self._finish(sweep, look)
+
+    def _run(self, phase: str, sweep: _Sweep) -> None:
+        """All passes of one phase. What it raises is its own fault; the other phases go on."""
+        cursor: object = None
+        try:
+            for number in itertools.count(1):
+                answer = self._store.sweep_phase(phase, cursor, self._claim_limit)
+                self._follow(answer, sweep)
+                cursor = answer.cursor
+                if not answer.again:
+                    return
+                if number >= PASSES and phase != LISTING:
+                    sweep.is_unfinished = True
+                    return
+        except ServiceUnavailable as error:
+            # One slow phase is its own fault; when the next call hears nothing either, nobody is there.
+            if any(isinstance(known, ServiceUnavailable) for known in sweep.errors.values()):
+                raise
+            sweep.errors[phase] = error
+        except DispatcherError as error:
+            sweep.errors[phase] = error
+
+    def _follow(self, answer: PhaseAnswer, sweep: _Sweep) -> None:
+        sweep.counts.update(answer.counts)
+        sweep.verdicts += answer.verdicts
         # Nobody asked for a wake of an agent whose items rest: its next time is noted, and that is all.
         self._decisions.act_on(answer.verdicts, untold=("no_actionable_work",))
-        self._settle_open_wakes(answer.open_wakes)
-        self._tell(answer, time.monotonic() - started)
+
+    def _finish(self, sweep: _Sweep, look: Look) -> None:
+        self._is_unfinished = sweep.is_unfinished
+        self._watch_for_silence(sweep)
+        self._tell(sweep, look)
+        self._note(sweep)
         self.sweeps += 1
-        self._on_swept(seconds, answer.counts)
+        self._on_swept(sweep.seconds, sweep.counts)
+
+    def _note(self, sweep: _Sweep) -> None:
+        facts = {
+            **sweep.counts,
+            "errors": {phase: str(error) for phase, error in sweep.errors.items()},
+            "ms": round(sweep.seconds * 1000),
+        }
+        try:
+            self._store.note_sweep(facts)
+        except DispatcherError as error:
+            log.warning(
+                events.SWEEP_STEP_FAILED, msg="Could not keep what the sweep did", phase="note", error=str(error)
+            )
 
     def next_interval(self) -> float:
         """Seconds to the next sweep: soon after a failed one, often while Realtime is not known to be well."""
@@ -110,10 +158,10 @@ class Sweeper:
         """What came before a subscription has no hint, and the sweep that follows finds it: that is no silence."""
         self._silence.excuse_next_sweep()
 
-    def _watch_for_silence(self, answer: SweepAnswer, was_well: bool) -> None:
-        found = [v for v in answer.verdicts if isinstance(v, Grant) and v.path == "sweep"]
+    def _watch_for_silence(self, sweep: _Sweep) -> None:
+        found = [v for v in sweep.verdicts if isinstance(v, Grant) and v.path == "sweep"]
         missed = [grant for grant in found if not self._hinted.knows(grant.item_ids)]
-        if self._silence.swept(len(missed) if was_well else 0):
+        if self._silence.swept(len(missed) if sweep.was_realtime_well else 0):
             text = f"Realtime is silent: {SILENT_AFTER} items were found by the sweep alone"
             self._health.add_cause(SILENT_CAUSE, text)
             log.warning(
@@ -122,26 +170,45 @@ class Sweeper:
                 found_by_sweep=len(missed),
             )
 
-    def _tell(self, answer: SweepAnswer, seconds: float) -> None:
-        for error in answer.errors:
-            log.error(
-                events.SWEEP_STEP_FAILED,
-                msg=f"Sweep step {error.phase} failed",
-                phase=error.phase,
-                error=error.error,
-            )
+    def _tell(self, sweep: _Sweep, look: Look) -> None:
+        self._tell_of_errors(sweep.errors)
         for step, why in _SET_ASIDE.items():
-            if number := answer.counts.get(step, 0):
+            if number := sweep.counts.get(step, 0):
                 log.warning(events.SWEEP_SET_ASIDE, msg=f"{number} item(s) set aside: {why}", step=step, items=number)
-        granted = sum(isinstance(verdict, Grant) for verdict in answer.verdicts)
+        granted = sum(isinstance(verdict, Grant) for verdict in sweep.verdicts)
         log.info(
             events.SWEEP_FINISHED,
-            msg=f"Sweep of {len(answer.agent_ids)} agents: {granted} woken, {answer.counts.get('waiting', 0)} waiting",
-            agents=len(answer.agent_ids),
+            msg=f"Sweep of {len(look.agent_ids)} agents: {granted} woken, {sweep.counts.get('waiting', 0)} waiting",
+            agents=len(look.agent_ids),
             woken=granted,
-            duration_s=round(seconds, 3),
-            **answer.counts,
+            duration_s=round(sweep.seconds, 3),
+            **sweep.counts,
         )
+
+    def _tell_of_errors(self, errors: Mapping[str, DispatcherError]) -> None:
+        """Each in the log and in health, for as long as its phase fails."""
+        for phase, error in errors.items():
+            if self._health.add_cause(f"sweep_{phase}", f"sweep phase {phase}: {error}"):
+                log.error(events.SWEEP_STEP_FAILED, msg=f"Sweep phase {phase} failed", phase=phase, error=str(error))
+        for phase in self._failed_phases - errors.keys():
+            self._health.clear_cause(f"sweep_{phase}")
+        self._failed_phases = frozenset(errors)
+
+
+class _Sweep:
+    """What one sweep has found and done so far."""
+
+    def __init__(self, *, was_realtime_well: bool) -> None:
+        self.was_realtime_well = was_realtime_well
+        self.counts: Counter[str] = Counter()
+        self.verdicts: list[Verdict] = []
+        self.errors: dict[str, DispatcherError] = {}
+        self.is_unfinished = False
+        self._started = time.monotonic()
+
+    @property
+    def seconds(self) -> float:
+        return time.monotonic() - self._started
 
 
 class SilenceWatch:

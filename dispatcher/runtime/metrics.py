@@ -117,7 +117,7 @@ RUN_STATUSES: Final = (
     *("queued", "dispatched", "claimed", "running", "waiting_for_approval", "blocked"),
     *("completed", "failed", "timed_out", "cancelled"),
 )
-SWEEP_STEPS: Final = ("expired", "buried", "chained", "stalled", "queued", "pruned")
+SWEEP_STEPS: Final = ("expired", "dead", "chained", "stalled", "released", "listed", "queued", "pruned")
 
 
 class Meter:
@@ -136,7 +136,7 @@ class Meter:
         """The database has closed a wake with that state."""
 
     def swept(self, seconds: float, counts: Mapping[str, int]) -> None:
-        """A sweep succeeded; `counts` as `SweepAnswer.counts`."""
+        """A sweep succeeded; `counts` by phase, and `queued` and `waiting`."""
 
     def gauged(self, gauges: Mapping[str, Any]) -> None:
         """The tables were read; `gauges` as `public.dispatcher_gauges` answers."""

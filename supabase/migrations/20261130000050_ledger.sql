@@ -22,3 +22,24 @@ end
 $$;
 comment on function dispatcher.restrict_functions(text[]) is
   'Leaves the named functions of schema public, and all of schema dispatcher, to the service role alone. The default privileges of a Supabase project grant execute to anon and authenticated by name: revoking from public is not enough.';
+
+create or replace function dispatcher.ensure_type(p_name text, p_attributes text) returns void
+language plpgsql volatile set search_path = ''
+as $$
+declare
+  v_present text;
+begin
+  select string_agg(attribute.attname || ' ' || format_type(attribute.atttypid, attribute.atttypmod), ', ' order by attribute.attnum) into v_present
+    from pg_catalog.pg_type as type join pg_catalog.pg_attribute as attribute on attribute.attrelid = type.typrelid
+   where type.typnamespace = 'dispatcher'::regnamespace and type.typname = p_name and attribute.attnum > 0 and not attribute.attisdropped;
+  if v_present is not distinct from p_attributes then
+    return;
+  end if;
+  if v_present is not null then
+    execute format('drop type dispatcher.%I cascade', p_name);
+  end if;
+  execute format('create type dispatcher.%I as (%s)', p_name, p_attributes);
+end
+$$;
+comment on function dispatcher.ensure_type(text, text) is
+  'Makes a composite type of schema dispatcher what p_attributes says (names and types as format_type writes them); one that differs goes, with the functions that use it, which the files make anew.';

@@ -19,7 +19,6 @@ create table if not exists public.dispatcher_instances (
   pid integer not null,
   pid_started_at double precision,
   version text not null,
-  settings jsonb not null default '{}',
   started_at timestamptz not null default now(),
   last_heartbeat_at timestamptz not null default now(),
   stopped_at timestamptz,
@@ -31,8 +30,31 @@ create table if not exists public.dispatcher_instances (
   health jsonb not null default '{}',
   constraint dispatcher_instances_stopped_has_time check ((state = 'stopped') = (stopped_at is not null))
 );
-comment on table public.dispatcher_instances is 'One row per running daemon: identity, settings, heartbeat, last sweep and tick, health.';
+comment on table public.dispatcher_instances is 'One row per running daemon: identity, heartbeat, last sweep and tick, health.';
 create index if not exists dispatcher_instances_by_gateway on public.dispatcher_instances (gateway_id, last_heartbeat_at);
+
+create table if not exists public.dispatcher_settings (
+  instance_id uuid primary key references public.dispatcher_instances (id) on delete cascade,
+  tenant_id uuid not null references public.tenants (id) on delete cascade,
+  wake_cooldown double precision not null default 30,
+  max_wake_cooldown double precision not null default 900,
+  max_consecutive_failures integer not null default 5,
+  max_concurrent_wakes integer not null default 2,
+  agent_process_timeout double precision not null default 300,
+  stale_item_age_hours double precision not null default 24,
+  lease_seconds integer not null default 120,
+  max_wake_chain integer not null default 6,
+  max_wakes_per_day integer not null default 0,
+  instance_timeout double precision not null default 45,
+  workflow_batch_size integer not null default 10,
+  stale_dispatch_seconds double precision not null default 300,
+  max_dispatch_retries integer not null default 3,
+  stale_claim_seconds double precision not null default 600,
+  workflow_cost_estimate_usd numeric(12, 6)
+);
+comment on table public.dispatcher_settings is
+  'The settings each daemon registered with, typed and within their bounds: what the gates, the sweep and the tick read.';
+comment on column public.dispatcher_settings.workflow_cost_estimate_usd is 'NULL: none is set, runs are estimated from their history alone.';
 
 create table if not exists public.agent_wakes (
   id uuid primary key default gen_random_uuid(),
@@ -55,7 +77,6 @@ create table if not exists public.agent_wakes (
   claimed_at timestamptz not null default now(),
   started_at timestamptz,
   deadline_at timestamptz not null,
-  progressed_at timestamptz,
   ended_at timestamptz,
   exit_code integer,
   error text,
@@ -83,14 +104,11 @@ create table if not exists public.agent_wake_state (
   waitlist_path text,
   waiting_since timestamptz,
   chain_notified_at timestamptz,
-  resumed_at timestamptz,
   updated_at timestamptz not null default now(),
   constraint agent_wake_state_waiting check ((waitlisted_at is null) = (waitlist_path is null))
 );
 comment on table public.agent_wake_state is 'What the gates remember of an agent: failures in a row, stall, last wake, its place on the waitlist.';
-comment on column public.agent_wake_state.resumed_at is 'When the agent was last taken out of pause or hibernation: its waiting items grow stale from then on.';
 comment on column public.agent_wake_state.waiting_since is 'created_at of the oldest item that waits; orders agents that joined the waitlist together.';
-create index if not exists agent_wake_state_waitlist on public.agent_wake_state (waitlisted_at, waiting_since, agent_id) where waitlisted_at is not null;
 
 create table if not exists public.inbox_item_leases (
   item_id uuid primary key references public.agent_inbox_items (id) on delete cascade,
@@ -122,12 +140,40 @@ create index if not exists inbox_item_origins_by_depth on public.inbox_item_orig
 create index if not exists inbox_item_origins_by_wake on public.inbox_item_origins (wake_id) where wake_id is not null;
 create unique index if not exists inbox_item_origins_once on public.inbox_item_origins (tenant_id, from_agent_id, request_key) where request_key is not null;
 
-create table if not exists public.inbox_item_reopenings (
+create table if not exists public.agent_resumptions (
+  agent_id uuid primary key references public.agents (id) on delete cascade,
+  tenant_id uuid not null references public.tenants (id) on delete cascade,
+  resumed_at timestamptz not null default now()
+);
+comment on table public.agent_resumptions is
+  'When an agent was last taken out of pause or hibernation: its waiting items grow stale from then on. Written by whoever changes the agent.';
+
+create table if not exists public.inbox_item_marks (
   item_id uuid primary key references public.agent_inbox_items (id) on delete cascade,
   tenant_id uuid not null references public.tenants (id) on delete cascade,
-  reopened_at timestamptz not null default now()
+  reopened_at timestamptz,
+  set_aside_at timestamptz,
+  set_aside_as text check (set_aside_as in ('agent_stalled', 'wake_chain_limit')),
+  constraint inbox_item_marks_set_aside_has_both check ((set_aside_at is null) = (set_aside_as is null))
 );
-comment on table public.inbox_item_reopenings is 'When somebody set a finished item back to pending: it grows stale from then on, not from its creation.';
+comment on table public.inbox_item_marks is 'What the dispatcher knows of an item beside its row.';
+comment on column public.inbox_item_marks.reopened_at is
+  'When somebody set a finished item back to pending: it grows stale from then on, not from its creation.';
+comment on column public.inbox_item_marks.set_aside_at is
+  'When the dispatcher set the item aside; it still is while the item failed at that very time.';
+
+create table if not exists public.dispatcher_faults (
+  id bigint generated always as identity primary key,
+  tenant_id uuid not null references public.tenants (id) on delete cascade,
+  gateway_id uuid references public.gateways (id) on delete cascade,
+  side_write text not null,
+  error text not null,
+  at timestamptz not null default clock_timestamp()
+);
+comment on table public.dispatcher_faults is
+  'Side writes that failed (a notification, an event, a hint) while what they tell about was done. The daemons log them and show them in health.';
+comment on column public.dispatcher_faults.gateway_id is 'Whose daemon tells it; NULL: any daemon of the tenant.';
+create index if not exists dispatcher_faults_by_tenant on public.dispatcher_faults (tenant_id, side_write, at desc);
 create index if not exists agent_inbox_items_completed on public.agent_inbox_items (agent_id, completed_at) where completed_at is not null;
 create index if not exists agent_inbox_items_spent on public.agent_inbox_items (agent_id)
   where status in ('pending', 'leased') and attempt_count >= max_attempts;
@@ -140,16 +186,25 @@ declare
   v_table text;
 begin
   foreach v_table in array array['dispatcher_gateways', 'dispatcher_instances', 'agent_wakes', 'agent_wake_state',
-                                 'inbox_item_leases', 'inbox_item_origins', 'inbox_item_reopenings'] loop
+                                 'inbox_item_leases', 'inbox_item_origins', 'inbox_item_marks', 'agent_resumptions',
+                                 'dispatcher_settings', 'dispatcher_faults'] loop
     execute format('alter table public.%I enable row level security', v_table);
     execute format('revoke all on public.%I from public, anon, authenticated', v_table);
     execute format('grant all on public.%I to service_role', v_table);
-    if v_table not in ('inbox_item_leases', 'inbox_item_reopenings', 'dispatcher_gateways') then
+    if v_table not in ('inbox_item_leases', 'inbox_item_marks', 'agent_resumptions', 'dispatcher_gateways', 'dispatcher_settings',
+                       'dispatcher_faults') then
       execute format('grant select on public.%I to authenticated', v_table);
       execute format('drop policy if exists tenant_reads on public.%I', v_table);
       execute format('create policy tenant_reads on public.%I for select to authenticated using (tenant_id = public.current_tenant_id())', v_table);
     end if;
   end loop;
+end
+$$;
+
+do $$
+begin
+  execute format('revoke all on sequence %s from public, anon, authenticated', pg_get_serial_sequence('public.dispatcher_faults', 'id'));
+  execute format('grant usage, select on sequence %s to service_role', pg_get_serial_sequence('public.dispatcher_faults', 'id'));
 end
 $$;
 

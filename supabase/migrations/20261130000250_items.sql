@@ -7,6 +7,15 @@ as $$
 $$;
 comment on function dispatcher.inbox_retry_delay(integer) is 'How long a failed item rests after its n-th attempt: 30 s, doubled per attempt, at most 900 s.';
 
+create or replace function dispatcher.is_set_aside_by_stall(p_item_id uuid, p_failed_at timestamptz) returns boolean
+language sql stable set search_path = ''
+as $$
+  select exists (select from public.inbox_item_marks as mark
+                  where mark.item_id = p_item_id and mark.set_aside_as = 'agent_stalled' and mark.set_aside_at = p_failed_at)
+$$;
+comment on function dispatcher.is_set_aside_by_stall(uuid, timestamptz) is
+  'Whether an item failed because its agent stalled, and not by a try of its own: then it needs no rest.';
+
 -- The one home of "may this item be worked on, and when": everything that asks reads due_at.
 create or replace view dispatcher.inbox_due with (security_invoker = true) as
 select item.id, item.tenant_id, item.agent_id, item.created_at, item.status, item.event_type, item.summary, item.context, item.task_id,
@@ -14,8 +23,9 @@ select item.id, item.tenant_id, item.agent_id, item.created_at, item.status, ite
        coalesce(origin.chain_depth, 0) as chain_depth,
        case item.status
          when 'pending' then '-infinity'::timestamptz
-         when 'leased' then coalesce(item.leased_until, '-infinity')
-         else case when item.context ->> 'last_failure_reason' = 'agent_stalled' then '-infinity'
+         -- Whoever may insert a row may write any time into it: a lease of more than a week, or a failure to come, is none.
+         when 'leased' then case when item.leased_until < now() + interval '7 days' then item.leased_until else '-infinity' end
+         else case when coalesce(item.failed_at, item.updated_at) > now() or dispatcher.is_set_aside_by_stall(item.id, item.failed_at) then '-infinity'
                    else coalesce(item.failed_at, item.updated_at) + dispatcher.inbox_retry_delay(item.attempt_count) end
        end as due_at
 from public.agent_inbox_items as item

@@ -1,18 +1,10 @@
--- Hints: what tells a daemon where to look. Triggers here never make the statement that fired them fail.
+-- Hints: what tells a daemon where to look. Triggers here never make the statement that fired them fail, and lock no row but
+-- those that belong to a row which the statement itself has changed.
 
 create or replace function dispatcher.dispatcher_gateway_topic(p_gateway_id uuid) returns text
 language sql immutable set search_path = ''
 as $$ select 'gateway:' || p_gateway_id::text $$;
 comment on function dispatcher.dispatcher_gateway_topic(uuid) is 'The private Realtime topic of a gateway.';
-
-create or replace function dispatcher.broadcast_hints_available() returns boolean
-language sql stable set search_path = ''
-as $$
-  select to_regprocedure('realtime.send(jsonb,text,text,boolean)') is not null
-     and exists (select from pg_catalog.pg_trigger where tgrelid = 'public.agent_inbox_items'::regclass
-                  and tgname = 'dispatcher_inbox_insert_hint' and tgenabled <> 'D')
-$$;
-comment on function dispatcher.broadcast_hints_available() is 'Whether an insert is broadcast here: realtime.send exists and the insert trigger is in place and enabled.';
 
 create or replace function dispatcher.send_gateway_hint(p_gateway_id uuid, p_event text, p_payload jsonb) returns void
 language plpgsql volatile security definer set search_path = ''
@@ -23,76 +15,68 @@ begin
   end if;
 exception when others then
   -- A hint is worth less than the row it speaks of; the sweep finds the row.
-  null;
+  perform dispatcher.note_fault((select gateway.tenant_id from public.gateways as gateway where gateway.id = p_gateway_id), p_gateway_id,
+                                'hint', format('%s (%s)', sqlerrm, sqlstate));
 end
 $$;
 comment on function dispatcher.send_gateway_hint(uuid, text, jsonb) is
   'Broadcasts a hint to the private topic of a gateway once the transaction commits. Never fails; without realtime.send it does nothing.';
 
+create or replace function dispatcher.is_quiet() returns boolean
+language sql stable set search_path = ''
+as $$ select coalesce(current_setting('dispatcher.quiet', true), '') = 'on' $$;
+comment on function dispatcher.is_quiet() is 'Whether this transaction is one of ours that looks again by itself: its changes need no hint.';
+
 create or replace function dispatcher.hint_inbox_insert() returns trigger
 language plpgsql volatile security definer set search_path = ''
 as $$
-declare
-  v_hint record;
 begin
-  for v_hint in
-    select agent.gateway_id, agent.id as agent_id, (array_agg(item.id order by item.created_at, item.id))[1:50] as item_ids,
-           bool_or(origin.from_agent_id is distinct from item.agent_id) as from_outside
-      from new_items as item
-      join public.agents as agent on agent.id = item.agent_id and agent.tenant_id = item.tenant_id
-      left join public.inbox_item_origins as origin on origin.item_id = item.id
-     where item.status = 'pending'
-     group by agent.gateway_id, agent.id
-  loop
-    perform dispatcher.send_gateway_hint(v_hint.gateway_id, 'inbox',
-      jsonb_build_object('agent_id', v_hint.agent_id, 'item_id', v_hint.item_ids[1])
-      || case when cardinality(v_hint.item_ids) > 1 then jsonb_build_object('item_ids', v_hint.item_ids) else '{}'::jsonb end);
-    if v_hint.from_outside then
-      -- Never a wait in somebody's insert: where the row is held, the claim that holds it sees the new item by itself.
-      perform from public.agent_wake_state where agent_id = v_hint.agent_id for update skip locked;
-      if found then
-        perform dispatcher.reset_wake_failures(v_hint.agent_id);
-      end if;
-    end if;
-  end loop;
+  perform dispatcher.send_gateway_hint(hint.gateway_id, 'inbox',
+            jsonb_build_object('agent_id', hint.agent_id, 'item_id', hint.item_ids[1])
+            || case when cardinality(hint.item_ids) > 1 then jsonb_build_object('item_ids', hint.item_ids) else '{}'::jsonb end)
+     from (select agent.gateway_id, agent.id as agent_id, (array_agg(item.id order by item.created_at, item.id))[1:50] as item_ids
+             from new_items as item join public.agents as agent on agent.id = item.agent_id and agent.tenant_id = item.tenant_id
+            where item.status = 'pending'
+            group by agent.gateway_id, agent.id) as hint;
   return null;
 exception when others then
   return null;
 end
 $$;
 comment on function dispatcher.hint_inbox_insert() is
-  'After an insert of items: one hint per agent to its gateway ({agent_id, item_id, item_ids}), and new context resets the agent''s failures. Never fails the insert.';
+  'After an insert of items: one hint per agent to its gateway ({agent_id, item_id, item_ids}). Locks nothing, never fails the insert.';
 
-create or replace function dispatcher.note_inbox_update() returns trigger
+create or replace function dispatcher.hint_inbox_update() returns trigger
 language plpgsql volatile security definer set search_path = ''
 as $$
 begin
-  if old.status in ('done', 'failed', 'dead_letter') and new.status = 'pending' then
-    insert into public.inbox_item_reopenings (item_id, tenant_id) values (new.id, new.tenant_id)
-    on conflict (item_id) do update set reopened_at = now();
-  end if;
-  if new.status in ('done', 'failed', 'dead_letter') and coalesce(current_setting('dispatcher.quiet', true), '') <> 'on' then
-    update public.agent_wakes set progressed_at = now()
-     where agent_id = new.agent_id and tenant_id = new.tenant_id and state in ('starting', 'running') and progressed_at is null;
-  end if;
-  if new.status in ('pending', 'failed') and coalesce(current_setting('dispatcher.quiet', true), '') <> 'on' then
-    perform dispatcher.send_gateway_hint((select gateway_id from public.agents where id = new.agent_id and tenant_id = new.tenant_id), 'inbox',
-                                     jsonb_build_object('agent_id', new.agent_id, 'item_id', new.id));
+  insert into public.inbox_item_marks as mark (item_id, tenant_id, reopened_at)
+  select item.id, item.tenant_id, now() from new_items as item join old_items as old on old.id = item.id
+   where old.status in ('done', 'failed', 'dead_letter') and item.status = 'pending'
+  on conflict (item_id) do update set reopened_at = excluded.reopened_at;
+  if not dispatcher.is_quiet() then
+    perform dispatcher.send_gateway_hint(hint.gateway_id, 'inbox', jsonb_build_object('agent_id', hint.agent_id, 'item_id', hint.item_id))
+       from (select agent.gateway_id, agent.id as agent_id, (array_agg(item.id order by item.created_at, item.id))[1] as item_id
+               from new_items as item
+               join old_items as old on old.id = item.id and old.status is distinct from item.status
+               join public.agents as agent on agent.id = item.agent_id and agent.tenant_id = item.tenant_id
+              where item.status in ('pending', 'failed')
+              group by agent.gateway_id, agent.id) as hint;
   end if;
   return null;
 exception when others then
   return null;
 end
 $$;
-comment on function dispatcher.note_inbox_update() is
-  'After an item changed its status: progress of the agent''s live wake, and a hint when it is back to pending or failed. Never fails the update.';
+comment on function dispatcher.hint_inbox_update() is
+  'After an update of items: one hint per agent and statement for what is back to pending or failed, and when a finished item was reopened. Never fails the update.';
 
 create or replace function dispatcher.hint_agent_change() returns trigger
 language plpgsql volatile security definer set search_path = ''
 as $$
 begin
   if old.status in ('paused', 'hibernating') and new.status not in ('paused', 'hibernating') then
-    insert into public.agent_wake_state (agent_id, tenant_id, resumed_at) values (new.id, new.tenant_id, now())
+    insert into public.agent_resumptions (agent_id, tenant_id) values (new.id, new.tenant_id)
     on conflict (agent_id) do update set resumed_at = now();
   end if;
   perform dispatcher.send_gateway_hint(new.gateway_id, 'agent', jsonb_build_object('agent_id', new.id));
@@ -104,7 +88,8 @@ exception when others then
   return null;
 end
 $$;
-comment on function dispatcher.hint_agent_change() is 'After an agent''s status or gateway changed: a hint to its gateway, and to the one it left. Never fails the update.';
+comment on function dispatcher.hint_agent_change() is
+  'After an agent''s status or gateway changed: a hint to its gateway, and to the one it left; the end of a pause is kept. Never fails the update.';
 
 create or replace function dispatcher.hint_budget_change() returns trigger
 language plpgsql volatile security definer set search_path = ''
@@ -116,15 +101,28 @@ exception when others then
   return null;
 end
 $$;
-comment on function dispatcher.hint_budget_change() is 'After an agent''s budget changed its status, limit or cutoff: a hint to its gateway. Never fails the update.';
+comment on function dispatcher.hint_budget_change() is
+  'After an agent''s budget changed its status, limit or cutoff: a hint to its gateway. Never fails the update.';
 
+create or replace function dispatcher.broadcast_hints_available() returns boolean
+language sql stable set search_path = ''
+as $$
+  select to_regprocedure('realtime.send(jsonb,text,text,boolean)') is not null
+     and exists (select from pg_catalog.pg_trigger where tgrelid = 'public.agent_inbox_items'::regclass
+                  and tgname = 'dispatcher_inbox_insert_hint' and tgenabled <> 'D')
+$$;
+comment on function dispatcher.broadcast_hints_available() is
+  'Whether an insert is broadcast here: realtime.send exists and the insert trigger is in place and enabled.';
+
+-- No list of columns and no condition on one: whoever owns these tables may change their columns' types.
 drop trigger if exists dispatcher_inbox_insert_hint on public.agent_inbox_items;
 create trigger dispatcher_inbox_insert_hint after insert on public.agent_inbox_items
   referencing new table as new_items for each statement execute function dispatcher.hint_inbox_insert();
 
 drop trigger if exists dispatcher_inbox_update_note on public.agent_inbox_items;
-create trigger dispatcher_inbox_update_note after update of status on public.agent_inbox_items
-  for each row when (old.status is distinct from new.status) execute function dispatcher.note_inbox_update();
+drop trigger if exists dispatcher_inbox_update_hint on public.agent_inbox_items;
+create trigger dispatcher_inbox_update_hint after update on public.agent_inbox_items
+  referencing old table as old_items new table as new_items for each statement execute function dispatcher.hint_inbox_update();
 
 drop trigger if exists dispatcher_agent_hint on public.agents;
 create trigger dispatcher_agent_hint after update of status, gateway_id on public.agents

@@ -1,144 +1,8 @@
--- Claims: one wake for one agent, granted under the lock of its gateway.
+-- Claims: one wake for one agent, granted under the lock of its gateway. While that row is locked nothing waits: what belongs to
+-- one agent is taken when it is free, else the agent is `busy` and everybody else goes on.
 
-create or replace function dispatcher.wake_blockers(p_item_id uuid) returns jsonb
-language plpgsql stable set search_path = ''
-as $$
-begin
-  return (
-    select jsonb_agg(target.title order by relation.created_at, target.title)
-      from public.agent_inbox_items as item
-      join public.task_relations as relation on relation.source_task_id = item.task_id and relation.relation_type = 'blocked_by'
-      join public.tasks as target on target.id = relation.target_task_id
-     where item.id = p_item_id and item.event_type = 'task_assignment'
-       and target.status not in ('done', 'cancelled') and target.archived_at is null);
-end
-$$;
-comment on function dispatcher.wake_blockers(uuid) is 'Titles of the unresolved tasks that block the task of a task_assignment item; NULL when there are none.';
-
-create or replace function dispatcher.wake_grant(p_wake public.agent_wakes) returns jsonb
-language plpgsql stable set search_path = ''
-as $$
-declare
-  v_item record;
-  v_blockers jsonb;
-  v_blockers_error text;
-begin
-  select item.id, item.event_type, item.summary, item.context into v_item
-    from public.agent_inbox_items as item where item.id = p_wake.item_ids[1];
-  begin
-    v_blockers := dispatcher.wake_blockers(v_item.id);
-  exception when others then
-    v_blockers_error := sqlerrm;
-  end;
-  return (
-    select jsonb_build_object(
-      'granted', true, 'wake_id', p_wake.id, 'claim_token', p_wake.claim_token, 'agent_id', agent.id, 'agent_slug', agent.slug,
-      'workspace_slug', (select workspace.slug from public.workspace where workspace.tenant_id = agent.tenant_id limit 1),
-      'path', p_wake.path, 'item_ids', to_jsonb(p_wake.item_ids), 'chain_depth', p_wake.chain_depth,
-      'event_type', v_item.event_type, 'summary', left(v_item.summary, 2000), 'item_created_at',
-      (select item.created_at from public.agent_inbox_items as item where item.id = p_wake.item_ids[1]),
-      'model_override', v_item.context -> 'model_override', 'thinking_override', v_item.context -> 'thinking_override',
-      'blockers', coalesce(v_blockers, '[]'), 'blockers_error', v_blockers_error)
-      from public.agents as agent where agent.id = p_wake.agent_id);
-end
-$$;
-comment on function dispatcher.wake_grant(public.agent_wakes) is 'Everything a spawn needs, as the answer to a granted claim.';
-
-create or replace function dispatcher.claim_one_wake(
-  p_instance public.dispatcher_instances, p_agent_id uuid, p_path text, p_item_ids uuid[], p_request uuid
-) returns jsonb
-language plpgsql volatile set search_path = ''
-as $$
-declare
-  v_agent record;
-  v_gates record;
-  v_live integer;
-  v_items uuid[];
-  v_heads uuid[];
-  v_wake public.agent_wakes;
-  v_path text;
-  v_depth integer;
-  v_max_chain constant integer := dispatcher.wake_chain_limit(p_instance.settings);
-begin
-  select id, slug, tenant_id into v_agent from public.agents
-   where id = p_agent_id and gateway_id = p_instance.gateway_id and tenant_id = p_instance.tenant_id;
-  if v_agent is null then
-    return jsonb_build_object('granted', false, 'agent_id', p_agent_id, 'skip_reason', 'not_local');
-  end if;
-  perform from public.dispatcher_gateways where gateway_id = p_instance.gateway_id for update;
-  -- Asked before under the same request: the same grant.
-  select * into v_wake from public.agent_wakes as wake
-   where wake.claim_request = p_request and wake.agent_id = p_agent_id and wake.state in ('starting', 'running');
-  if v_wake.id is not null then
-    return dispatcher.wake_grant(v_wake);
-  end if;
-  insert into public.agent_wake_state (agent_id, tenant_id) values (p_agent_id, v_agent.tenant_id) on conflict do nothing;
-  select coalesce(max(waitlist_path) filter (where waitlist_path = 'command'), p_path) into v_path
-    from (select waitlist_path from public.agent_wake_state where agent_id = p_agent_id for update) as locked;
-
-  -- The insert trigger resets an agent at once, unless its row was locked or the database lacks the trigger: then the items do.
-  if exists (select from public.agent_wake_state as state
-              join public.agent_inbox_items as item on item.agent_id = state.agent_id
-             where state.agent_id = p_agent_id and state.consecutive_failures > 0 and item.tenant_id = v_agent.tenant_id
-               and item.status in ('pending', 'failed') and item.attempt_count < item.max_attempts
-               and item.created_at > state.last_ended_at and item.created_at <= now()
-               and not exists (select from public.inbox_item_origins as origin where origin.item_id = item.id and origin.from_agent_id = p_agent_id)) then
-    perform dispatcher.reset_wake_failures(p_agent_id);
-  end if;
-
-  select * into v_gates from dispatcher.wake_gates(p_agent_id, p_instance.settings);
-  if cardinality(v_gates.blocked) = 0 then
-    select count(*) into v_live from public.agent_wakes where gateway_id = p_instance.gateway_id and state in ('starting', 'running');
-    if v_live >= (p_instance.settings ->> 'max_concurrent_wakes')::integer then
-      v_gates.blocked := array['concurrency_limit'];
-      update public.agent_wake_state
-         set waitlist_path = coalesce(waitlist_path, 'waitlist'), waitlisted_at = coalesce(waitlisted_at, now()),
-             waiting_since = coalesce(waiting_since, (select created_at from public.agent_inbox_items where id = v_gates.due_item_id)), updated_at = now()
-       where agent_id = p_agent_id;
-    end if;
-  end if;
-  if cardinality(v_gates.blocked) > 0 then
-    if v_gates.blocked[1] <> 'concurrency_limit' then
-      update public.agent_wake_state set waitlisted_at = null, waitlist_path = null, waiting_since = null
-       where agent_id = p_agent_id and waitlisted_at is not null;
-    end if;
-    return jsonb_build_object('granted', false, 'agent_id', p_agent_id, 'agent_slug', v_agent.slug, 'skip_reason', v_gates.blocked[1],
-                              'retry_in', extract(epoch from v_gates.retry_at - now()), 'failures', v_gates.failures);
-  end if;
-
-  -- item_ids: those that hints named (at most 100), else the oldest; then the ones the agent will lease first.
-  select array_agg(due.id order by due.created_at), max(due.chain_depth) into v_heads, v_depth
-    from (select * from dispatcher.inbox_due as due
-           where due.agent_id = p_agent_id and due.tenant_id = v_agent.tenant_id and due.due_at <= now() and due.chain_depth < v_max_chain
-           order by due.created_at limit 100) as due;
-  v_items := array(select due.id from dispatcher.inbox_due as due
-                    where due.agent_id = p_agent_id and due.tenant_id = v_agent.tenant_id and due.id = any (p_item_ids)
-                      and due.due_at <= now() and due.chain_depth < v_max_chain
-                    order by due.created_at limit 100);
-  if cardinality(v_items) = 0 then
-    v_items := v_heads[1:1];
-  end if;
-  v_items := v_items || array(select head.id from unnest(v_heads[1:3]) with ordinality as head (id, place)
-                               where head.id <> all (v_items) order by head.place);
-  insert into public.agent_wakes (tenant_id, agent_id, gateway_id, instance_id, claim_request, path, item_ids, chain_depth, model_override,
-                                  thinking_override, deadline_at)
-  select v_agent.tenant_id, p_agent_id, p_instance.gateway_id, p_instance.id, p_request, v_path, v_items, coalesce(v_depth, 0),
-         case when jsonb_typeof(item.context -> 'model_override') = 'string' then nullif(item.context ->> 'model_override', '') end,
-         case when jsonb_typeof(item.context -> 'thinking_override') = 'string' then nullif(item.context ->> 'thinking_override', '') end,
-         now() + make_interval(secs => (p_instance.settings ->> 'agent_process_timeout')::double precision + 15)
-    from public.agent_inbox_items as item where item.id = v_items[1]
-  returning * into v_wake;
-  update public.agent_wake_state
-     set last_wake_id = v_wake.id, last_claimed_at = v_wake.claimed_at, waitlisted_at = null, waitlist_path = null, waiting_since = null, updated_at = now()
-   where agent_id = p_agent_id;
-  -- A stamp is not worth a wait: a row that somebody holds goes without it.
-  update public.agent_inbox_items set last_wake_attempt_at = now()
-   where id in (select item.id from public.agent_inbox_items as item where item.id = any (v_items) for update skip locked);
-  return dispatcher.wake_grant(v_wake);
-end
-$$;
-comment on function dispatcher.claim_one_wake(public.dispatcher_instances, uuid, text, uuid[], uuid) is
-  'Evaluates every gate of one agent under the gateway''s lock and, when all are open, writes the wake (state starting). Answers {granted, …}.';
+select dispatcher.ensure_type('claimant', 'instance_id uuid, tenant_id uuid, gateway_id uuid, settings public.dispatcher_settings');
+comment on type dispatcher.claimant is 'The daemon that claims, with its settings.';
 
 create or replace function dispatcher.running_instance(p_instance_id uuid) returns public.dispatcher_instances
 language plpgsql stable set search_path = ''
@@ -155,96 +19,377 @@ end
 $$;
 comment on function dispatcher.running_instance(uuid) is 'The row of an instance; raises OD001 when it is not registered.';
 
-create or replace function public.claim_wakes(p_instance_id uuid, p_claims jsonb, p_request uuid) returns jsonb
-language plpgsql volatile set search_path = '' set lock_timeout = '3s'
+create or replace function dispatcher.lock_gateway(p_instance_id uuid) returns dispatcher.claimant
+language plpgsql volatile set search_path = '' set plan_cache_mode = force_generic_plan
 as $$
 declare
-  v_instance constant public.dispatcher_instances := dispatcher.running_instance(p_instance_id);
-  v_claim jsonb;
-  v_answer jsonb;
+  v_claimant dispatcher.claimant;
+  v_settings public.dispatcher_settings;
+begin
+  -- The rows that a wake refers to are held along with it: the check of a foreign key then waits for nobody.
+  select settings.* into v_settings
+    from public.dispatcher_instances as instance
+    join public.dispatcher_settings as settings on settings.instance_id = instance.id
+    join public.dispatcher_gateways as lock on lock.gateway_id = instance.gateway_id
+    join public.gateways as gateway on gateway.id = instance.gateway_id
+    join public.tenants as tenant on tenant.id = instance.tenant_id
+   where instance.id = p_instance_id
+     for update of lock for key share of instance, gateway, tenant;
+  if v_settings.instance_id is null then
+    perform dispatcher.running_instance(p_instance_id);
+    raise exception 'the gateway of dispatcher instance % is gone', p_instance_id using errcode = 'OD001', hint = 'Register the instance again.';
+  end if;
+  select instance.id, instance.tenant_id, instance.gateway_id into v_claimant.instance_id, v_claimant.tenant_id, v_claimant.gateway_id
+    from public.dispatcher_instances as instance where instance.id = p_instance_id;
+  v_claimant.settings := v_settings;
+  return v_claimant;
+end
+$$;
+comment on function dispatcher.lock_gateway(uuid) is
+  'Locks the gateway of an instance, which makes its cap exact, and answers who claims with which settings. The only wait of a claim, bounded by lock_timeout; raises OD001 for an unknown instance.';
+
+create or replace function dispatcher.lock_wake_state(p_agent_id uuid, p_tenant_id uuid) returns public.agent_wake_state
+language plpgsql volatile set search_path = '' set plan_cache_mode = force_generic_plan
+as $$
+declare
+  v_state public.agent_wake_state;
+begin
+  select * into v_state from public.agent_wake_state where agent_id = p_agent_id for update skip locked;
+  if v_state.agent_id is null and not exists (select from public.agent_wake_state where agent_id = p_agent_id) then
+    insert into public.agent_wake_state (agent_id, tenant_id) values (p_agent_id, p_tenant_id) on conflict do nothing returning * into v_state;
+  end if;
+  return v_state;
+end
+$$;
+comment on function dispatcher.lock_wake_state(uuid, uuid) is
+  'What the gates remember of an agent, locked, made where there is none; all NULL when somebody else holds it. Never waits.';
+
+create or replace function dispatcher.lock_agent(p_claimant dispatcher.claimant, p_agent_id uuid, out slug text, out verdict text)
+language plpgsql volatile set search_path = '' set plan_cache_mode = force_generic_plan
+as $$
+begin
+  select agent.slug into slug from public.agents as agent
+   where agent.id = p_agent_id and agent.gateway_id = p_claimant.gateway_id and agent.tenant_id = p_claimant.tenant_id
+     for key share skip locked;
+  verdict := 'ok';
+  if slug is null then
+    select agent.slug into slug from public.agents as agent
+     where agent.id = p_agent_id and agent.gateway_id = p_claimant.gateway_id and agent.tenant_id = p_claimant.tenant_id;
+    verdict := case when slug is null then 'not_local' else 'busy' end;
+  end if;
+end
+$$;
+comment on function dispatcher.lock_agent(dispatcher.claimant, uuid) is
+  'Holds the row of an agent of the claimant''s gateway against its end: verdict ok, busy (somebody holds it) or not_local. Never waits.';
+
+create or replace function dispatcher.wake_blockers(p_item_id uuid) returns jsonb
+language plpgsql stable set search_path = ''
+as $$
+begin
+  return (
+    select jsonb_agg(left(target.title, 500) order by relation.created_at, target.title)
+      from public.agent_inbox_items as item
+      join public.task_relations as relation on relation.source_task_id = item.task_id and relation.relation_type = 'blocked_by'
+      join public.tasks as target on target.id = relation.target_task_id
+     where item.id = p_item_id and item.event_type = 'task_assignment'
+       and target.status not in ('done', 'cancelled') and target.archived_at is null);
+end
+$$;
+comment on function dispatcher.wake_blockers(uuid) is
+  'Titles of the unresolved tasks that block the task of a task_assignment item; NULL when there are none.';
+
+create or replace function dispatcher.wake_grant(p_wake public.agent_wakes) returns jsonb
+language plpgsql stable set search_path = '' set plan_cache_mode = force_generic_plan
+as $$
+declare
+  v_grant jsonb;
+  v_blockers jsonb;
+begin
+  select jsonb_build_object(
+           'granted', true, 'wake_id', p_wake.id, 'claim_token', p_wake.claim_token, 'agent_id', agent.id, 'agent_slug', agent.slug,
+           'workspace_slug', (select workspace.slug from public.workspace where workspace.tenant_id = agent.tenant_id limit 1),
+           'path', p_wake.path, 'item_ids', to_jsonb(p_wake.item_ids), 'chain_depth', p_wake.chain_depth,
+           'event_type', item.event_type, 'summary', left(item.summary, 2000), 'item_created_at', dispatcher.known_time(item.created_at),
+           'model_override', item.context -> 'model_override', 'thinking_override', item.context -> 'thinking_override',
+           'blockers', '[]'::jsonb, 'blockers_error', null)
+    into v_grant
+    from public.agents as agent
+    left join public.agent_inbox_items as item on item.id = p_wake.item_ids[1]
+   where agent.id = p_wake.agent_id;
+  if v_grant ->> 'event_type' = 'task_assignment' then
+    begin
+      v_blockers := dispatcher.wake_blockers(p_wake.item_ids[1]);
+      v_grant := v_grant || jsonb_build_object('blockers', coalesce(v_blockers, '[]'));
+    exception when others then
+      if dispatcher.must_abort(sqlstate) then raise; end if;
+      v_grant := v_grant || jsonb_build_object('blockers_error', sqlerrm);
+    end;
+  end if;
+  return v_grant;
+end
+$$;
+comment on function dispatcher.wake_grant(public.agent_wakes) is 'Everything a spawn needs, as the answer to a granted claim.';
+
+create or replace function dispatcher.refusal(p_agent_id uuid, p_agent_slug text, p_reason text, p_retry_in double precision, p_failures integer default null)
+returns jsonb
+language sql immutable set search_path = ''
+as $$
+  select jsonb_build_object('granted', false, 'agent_id', p_agent_id, 'agent_slug', p_agent_slug, 'skip_reason', p_reason,
+                            'retry_in', p_retry_in, 'failures', p_failures)
+$$;
+comment on function dispatcher.refusal(uuid, text, text, double precision, integer) is
+  'The answer to a refused claim: {granted: false, agent_id, agent_slug, skip_reason, retry_in (s), failures}.';
+
+create or replace function dispatcher.busy_agent(p_agent_id uuid) returns jsonb
+language sql stable set search_path = ''
+as $$ select dispatcher.refusal(p_agent_id, (select agent.slug from public.agents as agent where agent.id = p_agent_id), 'busy', 1) $$;
+comment on function dispatcher.busy_agent(uuid) is 'The refusal of an agent of which another session holds a row.';
+
+create or replace function dispatcher.join_waitlist(p_agent_id uuid, p_path text, p_since timestamptz, p_oldest timestamptz) returns void
+language sql volatile set search_path = ''
+as $$
+  update public.agent_wake_state
+     set waitlist_path = coalesce(waitlist_path, p_path), waitlisted_at = coalesce(waitlisted_at, p_since),
+         waiting_since = coalesce(waiting_since, p_oldest), updated_at = now()
+   where agent_id = p_agent_id
+$$;
+comment on function dispatcher.join_waitlist(uuid, text, timestamptz, timestamptz) is
+  'Puts an agent on the waitlist, or leaves it in its place there. The caller holds its wake state.';
+
+create or replace function dispatcher.leave_waitlist(p_agent_id uuid) returns void
+language sql volatile set search_path = ''
+as $$
+  update public.agent_wake_state set waitlisted_at = null, waitlist_path = null, waiting_since = null
+   where agent_id = p_agent_id and waitlisted_at is not null
+$$;
+comment on function dispatcher.leave_waitlist(uuid) is 'Takes an agent off the waitlist. The caller holds its wake state.';
+
+create or replace function dispatcher.live_wakes_of_gateway(p_gateway_id uuid) returns integer
+language sql stable set search_path = ''
+as $$ select count(*)::integer from public.agent_wakes where gateway_id = p_gateway_id and state in ('starting', 'running') $$;
+comment on function dispatcher.live_wakes_of_gateway(uuid) is 'How many wakes of a gateway are alive: what the cap counts.';
+
+create or replace function dispatcher.items_of_claim(p_facts dispatcher.gate_facts) returns uuid[]
+language sql immutable set search_path = ''
+as $$
+  select case when cardinality(p_facts.hinted_item_ids) = 0 then p_facts.due_item_ids
+              else p_facts.hinted_item_ids || array(select head.id from unnest(p_facts.due_item_ids) with ordinality as head (id, place)
+                                                     where head.id <> all (p_facts.hinted_item_ids) order by head.place) end
+$$;
+comment on function dispatcher.items_of_claim(dispatcher.gate_facts) is
+  'The items a wake is for: those that hints named, else the oldest; then the ones the agent will lease first.';
+
+create or replace function dispatcher.write_wake(
+  p_claimant dispatcher.claimant, p_facts dispatcher.gate_facts, p_path text, p_request uuid
+) returns public.agent_wakes
+language plpgsql volatile set search_path = '' set plan_cache_mode = force_generic_plan
+as $$
+declare
+  v_items constant uuid[] := dispatcher.items_of_claim(p_facts);
+  v_wake public.agent_wakes;
+begin
+  insert into public.agent_wakes (tenant_id, agent_id, gateway_id, instance_id, claim_request, path, item_ids, chain_depth, model_override,
+                                  thinking_override, deadline_at)
+  select p_facts.tenant_id, p_facts.agent_id, p_claimant.gateway_id, p_claimant.instance_id, p_request, p_path, v_items, p_facts.chain_depth,
+         case when jsonb_typeof(item.context -> 'model_override') = 'string' then nullif(left(item.context ->> 'model_override', 500), '') end,
+         case when jsonb_typeof(item.context -> 'thinking_override') = 'string' then nullif(left(item.context ->> 'thinking_override', 500), '') end,
+         now() + make_interval(secs => (p_claimant.settings).agent_process_timeout + 15)
+    from public.agent_inbox_items as item where item.id = v_items[1]
+  returning * into v_wake;
+  update public.agent_wake_state
+     set last_wake_id = v_wake.id, last_claimed_at = v_wake.claimed_at, waitlisted_at = null, waitlist_path = null, waiting_since = null,
+         consecutive_failures = p_facts.failures, updated_at = now(),
+         stalled_at = case when p_facts.failures = 0 then null else stalled_at end
+   where agent_id = p_facts.agent_id;
+  return v_wake;
+end
+$$;
+comment on function dispatcher.write_wake(dispatcher.claimant, dispatcher.gate_facts, text, uuid) is
+  'Writes the wake of a granted claim (state starting) and what the gates remember: failures that new context has ended are forgotten here.';
+
+create or replace function dispatcher.claim_one_wake(
+  p_claimant dispatcher.claimant, p_agent_id uuid, p_path text, p_item_ids uuid[], p_request uuid
+) returns jsonb
+language plpgsql volatile set search_path = ''
+as $$
+declare
+  v_agent record;
+  v_state public.agent_wake_state;
+  v_facts dispatcher.gate_facts;
+  v_gates record;
+  v_wake public.agent_wakes;
+begin
+  v_agent := dispatcher.lock_agent(p_claimant, p_agent_id);
+  if v_agent.verdict = 'not_local' then
+    return dispatcher.refusal(p_agent_id, null, 'not_local', null);
+  end if;
+  v_state := dispatcher.lock_wake_state(p_agent_id, p_claimant.tenant_id);
+  if v_agent.verdict = 'busy' or v_state.agent_id is null then
+    return dispatcher.refusal(p_agent_id, v_agent.slug, 'busy', 1);
+  end if;
+  v_facts := dispatcher.read_gate_facts(p_agent_id, p_claimant.settings, coalesce(p_item_ids, '{}'), p_request);
+  if v_facts.granted_wake_id is not null then  -- asked before under the same request: the same grant
+    select * into v_wake from public.agent_wakes where id = v_facts.granted_wake_id;
+    return dispatcher.wake_grant(v_wake);
+  end if;
+  v_gates := dispatcher.wake_gates(v_facts, p_claimant.settings);
+  if cardinality(v_gates.blocked) > 0 then
+    if v_state.waitlisted_at is not null then
+      perform dispatcher.leave_waitlist(p_agent_id);
+    end if;
+    return dispatcher.refusal(p_agent_id, v_agent.slug, v_gates.blocked[1], dispatcher.seconds_until(v_gates.retry_at), v_facts.failures);
+  end if;
+  if dispatcher.live_wakes_of_gateway(p_claimant.gateway_id) >= (p_claimant.settings).max_concurrent_wakes then
+    perform dispatcher.join_waitlist(p_agent_id, 'waitlist', now(), v_facts.oldest_due);
+    return dispatcher.refusal(p_agent_id, v_agent.slug, 'concurrency_limit', null, v_facts.failures);
+  end if;
+  return dispatcher.wake_grant(dispatcher.write_wake(
+    p_claimant, v_facts, case when v_state.waitlist_path = 'command' then 'command' else p_path end, p_request));
+end
+$$;
+comment on function dispatcher.claim_one_wake(dispatcher.claimant, uuid, text, uuid[], uuid) is
+  'Evaluates every gate of one agent, under the gateway''s lock that the caller holds, and writes the wake when all are open. Answers {granted, …}; busy where another session holds a row of the agent. Never waits.';
+
+create or replace function dispatcher.contained_claim(
+  p_claimant dispatcher.claimant, p_agent_id uuid, p_path text, p_item_ids uuid[], p_request uuid
+) returns jsonb
+language plpgsql volatile set search_path = ''
+as $$
+declare
+  v_error text;
+begin
+  return dispatcher.claim_one_wake(p_claimant, p_agent_id, p_path, p_item_ids, p_request);
+exception when lock_not_available then
+  return dispatcher.busy_agent(p_agent_id);
+when others then
+  if dispatcher.must_abort(sqlstate) then raise; end if;
+  v_error := sqlerrm;
+  return dispatcher.refusal(p_agent_id, (select agent.slug from public.agents as agent where agent.id = p_agent_id), 'error', null)
+         || jsonb_build_object('error', left(v_error, 500), 'error_code', sqlstate);
+end
+$$;
+comment on function dispatcher.contained_claim(dispatcher.claimant, uuid, text, uuid[], uuid) is
+  'claim_one_wake, but what raises for one agent is that agent''s answer: skip_reason error, with error and error_code.';
+
+create or replace function dispatcher.claimed_agent_ids(p_claims jsonb) returns table (agent_id uuid, path text, item_ids uuid[], place bigint)
+language plpgsql stable set search_path = ''
+as $$
+begin
+  if jsonb_typeof(p_claims) is distinct from 'array' then
+    raise exception 'p_claims must be an array of {agent_id, path, item_ids}' using errcode = 'OD002';
+  end if;
+  return query
+    select (claim.value ->> 'agent_id')::uuid, coalesce(claim.value ->> 'path', 'event'),
+           case when jsonb_typeof(claim.value -> 'item_ids') = 'array'
+                then array(select item.value::uuid from jsonb_array_elements_text(claim.value -> 'item_ids') as item where item.value is not null)
+                else '{}' end,
+           claim.ordinality
+      from jsonb_array_elements(p_claims) with ordinality as claim order by claim.ordinality;
+end
+$$;
+comment on function dispatcher.claimed_agent_ids(jsonb) is 'The claims of a call, in order; raises OD002 where they are not a list.';
+
+create or replace function public.claim_wakes(p_instance_id uuid, p_claims jsonb, p_request uuid) returns jsonb
+language plpgsql volatile set search_path = '' set lock_timeout = '2s'
+as $$
+declare
+  v_claimant dispatcher.claimant;
+  v_claim record;
   v_answers jsonb := '[]';
 begin
-  -- Before anything else: an earlier try of this request may be under way still.
-  perform from public.dispatcher_gateways where gateway_id = v_instance.gateway_id for update;
-  for v_claim in select value from jsonb_array_elements(p_claims) loop
-    begin
-      v_answer := dispatcher.claim_one_wake(
-        v_instance, (v_claim ->> 'agent_id')::uuid, v_claim ->> 'path',
-        array(select jsonb_array_elements_text(coalesce(v_claim -> 'item_ids', '[]'))::uuid), p_request);
-    exception when query_canceled or deadlock_detected or serialization_failure then
-      raise;
-    when lock_not_available then
-      v_answer := jsonb_build_object('granted', false, 'agent_id', v_claim ->> 'agent_id', 'skip_reason', 'busy', 'retry_in', 5,
-                                     'agent_slug', (select slug from public.agents where id = (v_claim ->> 'agent_id')::uuid));
-    when others then
-      v_answer := jsonb_build_object('granted', false, 'agent_id', v_claim ->> 'agent_id', 'skip_reason', 'error', 'error', sqlerrm, 'error_code', sqlstate);
-    end;
-    v_answers := v_answers || v_answer;
+  begin
+    v_claimant := dispatcher.lock_gateway(p_instance_id);
+  exception when lock_not_available then
+    return (select coalesce(jsonb_agg(dispatcher.busy_agent(claim.agent_id) order by claim.place), '[]')
+              from dispatcher.claimed_agent_ids(p_claims) as claim);
+  end;
+  -- From here on nothing should wait; what could is cut short.
+  perform set_config('lock_timeout', '100ms', true);
+  for v_claim in select * from dispatcher.claimed_agent_ids(p_claims) loop
+    v_answers := v_answers || dispatcher.contained_claim(v_claimant, v_claim.agent_id, v_claim.path, v_claim.item_ids, p_request);
   end loop;
   return v_answers;
 end
 $$;
 comment on function public.claim_wakes(uuid, jsonb, uuid) is
-  'Claims wakes for p_claims = [{agent_id, path, item_ids}]; answers one verdict per claim, in order. p_request makes a repeated call hand back the same grants. One agent whose data raises does not stop the others.';
+  'Claims wakes for p_claims = [{agent_id, path, item_ids}]; answers one verdict per claim, in order. p_request makes a repeated call hand back the same grants. An agent whose rows another session holds is busy; one whose data raises is an error of its own; neither stops the others.';
 
 create or replace function dispatcher.claim_waiting_wakes(p_instance_id uuid, p_limit integer, p_request uuid) returns jsonb
-language plpgsql volatile set search_path = '' set lock_timeout = '3s'
+language plpgsql volatile set search_path = ''
 as $$
 declare
-  v_instance constant public.dispatcher_instances := dispatcher.running_instance(p_instance_id);
+  v_claimant dispatcher.claimant;
   v_waiting record;
+  v_last record;
   v_answer jsonb;
   v_answers jsonb := '[]';
   v_granted integer := 0;
   v_page constant integer := 100;
+  v_looked integer := 0;
   v_seen integer;
 begin
+  if coalesce(p_limit, 0) <= 0 then
+    return v_answers;
+  end if;
+  v_claimant := dispatcher.lock_gateway(p_instance_id);
+  perform set_config('lock_timeout', '100ms', true);
   select jsonb_agg(dispatcher.wake_grant(wake)) into v_answer from public.agent_wakes as wake
    where wake.claim_request = p_request and wake.state in ('starting', 'running');
   if v_answer is not null then
     return v_answer;
   end if;
-  if p_limit <= 0 then
-    return v_answers;
-  end if;
+  select '-infinity'::timestamptz as waitlisted_at, '-infinity'::timestamptz as waiting_since, '00000000-0000-0000-0000-000000000000'::uuid as agent_id
+    into v_last;
   -- In pages: the plan then walks the index of the waitlist instead of sorting all of it for one free slot.
   loop
     v_seen := 0;
     for v_waiting in
-      select state.agent_id, state.waitlist_path from public.agent_wake_state as state
+      select state.agent_id, state.waitlist_path, state.waitlisted_at, coalesce(state.waiting_since, 'infinity') as waiting_since
+        from public.agent_wake_state as state
         join public.agents as agent on agent.id = state.agent_id
-       where state.waitlisted_at is not null and agent.gateway_id = v_instance.gateway_id and agent.tenant_id = v_instance.tenant_id
-       order by state.waitlisted_at, state.waiting_since, state.agent_id limit v_page
+       where state.waitlisted_at is not null and agent.gateway_id = v_claimant.gateway_id and agent.tenant_id = v_claimant.tenant_id
+         and (state.waitlisted_at, coalesce(state.waiting_since, 'infinity'), state.agent_id) > (v_last.waitlisted_at, v_last.waiting_since, v_last.agent_id)
+       order by state.waitlisted_at, coalesce(state.waiting_since, 'infinity'), state.agent_id limit v_page
     loop
       v_seen := v_seen + 1;
-      begin
-        v_answer := dispatcher.claim_one_wake(v_instance, v_waiting.agent_id, v_waiting.waitlist_path, '{}', p_request);
-      exception when query_canceled or deadlock_detected or serialization_failure then
-        raise;
-      when lock_not_available then
-        v_answer := jsonb_build_object('granted', false, 'agent_id', v_waiting.agent_id, 'skip_reason', 'busy', 'retry_in', 5,
-                                       'agent_slug', (select slug from public.agents where id = v_waiting.agent_id));
-      when others then
-        -- Off the list with it, or it would stand at its head for ever; the sweep lists it again.
-        update public.agent_wake_state set waitlisted_at = null, waitlist_path = null, waiting_since = null where agent_id = v_waiting.agent_id;
-        v_answer := jsonb_build_object('granted', false, 'agent_id', v_waiting.agent_id, 'skip_reason', 'error', 'error', sqlerrm, 'error_code', sqlstate);
-      end;
+      v_answer := dispatcher.contained_claim(v_claimant, v_waiting.agent_id, v_waiting.waitlist_path, '{}', p_request);
       if v_answer ->> 'skip_reason' = 'concurrency_limit' then
         return v_answers;
+      end if;
+      if v_answer ->> 'skip_reason' = 'error' then
+        perform dispatcher.set_off_waitlist(v_waiting.agent_id);
       end if;
       v_answers := v_answers || v_answer;
       v_granted := v_granted + (v_answer ->> 'granted')::boolean::integer;
       if v_granted >= p_limit then
         return v_answers;
       end if;
+      select v_waiting.waitlisted_at, v_waiting.waiting_since, v_waiting.agent_id into v_last;
     end loop;
-    exit when v_seen < v_page or v_answers @? '$[*] ? (@.skip_reason == "busy")';
+    v_looked := v_looked + v_seen;
+    exit when v_seen < v_page or v_looked >= 500;
   end loop;
   return v_answers;
 end
 $$;
 comment on function dispatcher.claim_waiting_wakes(uuid, integer, uuid) is
-  'Claims up to p_limit wakes from the waitlist of the instance''s gateway, longest waiting first; an agent that may no longer be woken leaves the list and hides nobody.';
+  'Claims up to p_limit wakes from the waitlist of the instance''s gateway, longest waiting first, at most 500 looked at. One that may no longer be woken leaves the list, one that is busy keeps its place; neither hides anybody.';
+
+create or replace function dispatcher.set_off_waitlist(p_agent_id uuid) returns void
+language plpgsql volatile set search_path = ''
+as $$
+begin
+  -- An agent whose data raises would stand at the head of the list forever; the sweep lists it again.
+  perform from public.agent_wake_state where agent_id = p_agent_id for update skip locked;
+  if found then
+    perform dispatcher.leave_waitlist(p_agent_id);
+  end if;
+end
+$$;
+comment on function dispatcher.set_off_waitlist(uuid) is 'Takes an agent off the waitlist unless somebody holds its row.';
+
+create index if not exists agent_wake_state_waitlist_order
+  on public.agent_wake_state (waitlisted_at, (coalesce(waiting_since, 'infinity'::timestamptz)), agent_id) where waitlisted_at is not null;
 
 select dispatcher.restrict_functions(array[
   'claim_wakes'

@@ -1,240 +1,446 @@
--- The sweep: the net under the hints.
+-- The sweep: the net under the hints. Each phase is a call, and so a transaction, of its own: it settles at most 500 rows, says
+-- whether there is more (`again`), waits for nobody, and what it raises costs no other phase.
 
-create or replace function dispatcher.expire_stale_items(p_instance public.dispatcher_instances) returns integer
+create or replace function dispatcher.open_items_of_gateway(p_claimant dispatcher.claimant) returns setof public.agent_inbox_items
+language sql stable set search_path = ''
+as $$
+  select item.* from public.agents as agent
+    join public.agent_inbox_items as item on item.agent_id = agent.id and item.tenant_id = agent.tenant_id
+   where agent.gateway_id = p_claimant.gateway_id and agent.tenant_id = p_claimant.tenant_id
+     and item.status in ('pending', 'failed', 'leased')
+$$;
+comment on function dispatcher.open_items_of_gateway(dispatcher.claimant) is 'Open items of the agents of a claimant''s gateway.';
+
+create or replace function dispatcher.sweeper(p_instance_id uuid) returns dispatcher.claimant
+language plpgsql stable set search_path = ''
+as $$
+declare
+  v_instance constant public.dispatcher_instances := dispatcher.running_instance(p_instance_id);
+begin
+  return row(v_instance.id, v_instance.tenant_id, v_instance.gateway_id, dispatcher.settings_of_instance(p_instance_id))::dispatcher.claimant;
+end
+$$;
+comment on function dispatcher.sweeper(uuid) is 'Who sweeps, with which settings; locks nothing. Raises OD001 for an unknown instance.';
+
+create or replace function dispatcher.stale_item_ids(p_sweeper dispatcher.claimant, p_limit integer) returns uuid[]
 language plpgsql volatile set search_path = ''
 as $$
 declare
-  v_hours constant double precision := (p_instance.settings ->> 'stale_item_age_hours')::double precision;
-  v_oldest timestamptz;
+  v_oldest constant timestamptz := now() - make_interval(secs => (p_sweeper.settings).stale_item_age_hours * 3600);
+  v_ids uuid[];
+begin
+  if (p_sweeper.settings).stale_item_age_hours <= 0 then
+    return '{}';
+  end if;
+  select array_agg(stale.id) into v_ids from (
+    select item.id from public.agents as agent
+      join public.agent_inbox_items as item on item.agent_id = agent.id and item.tenant_id = agent.tenant_id
+      left join public.agent_resumptions as resumption on resumption.agent_id = agent.id
+      left join public.inbox_item_marks as mark on mark.item_id = item.id
+     where agent.gateway_id = p_sweeper.gateway_id and agent.tenant_id = p_sweeper.tenant_id and agent.status not in ('paused', 'hibernating')
+       and item.status = 'pending' and item.attempt_count < item.max_attempts and item.created_at < v_oldest
+       and coalesce(mark.reopened_at, '-infinity') < v_oldest and coalesce(resumption.resumed_at, '-infinity') < v_oldest
+     limit p_limit for update of item skip locked) as stale;
+  return coalesce(v_ids, '{}');
+end
+$$;
+comment on function dispatcher.stale_item_ids(dispatcher.claimant, integer) is
+  'Items pending for longer than stale_item_age_hours, locked. The age counts from the creation, the last requeue or the end of its agent''s pause; items of paused or hibernating agents wait.';
+
+create or replace function dispatcher.expire_stale_items(p_sweeper dispatcher.claimant, p_limit integer) returns integer
+language plpgsql volatile set search_path = ''
+as $$
+declare
   v_count integer;
 begin
-  if v_hours <= 0 then
-    return 0;
-  end if;
-  v_oldest := now() - make_interval(secs => v_hours * 3600);
   update public.agent_inbox_items as item
      set status = 'failed', attempt_count = greatest(item.attempt_count, item.max_attempts), failed_at = now(), updated_at = now(),
-         context = dispatcher.merge_inbox_context(item.context, jsonb_build_object('last_failure_reason', format('stale: pending for more than %s h', v_hours)))
-   where item.id in (
-     select stale.id from public.agents as agent
-       join public.agent_inbox_items as stale on stale.agent_id = agent.id and stale.tenant_id = agent.tenant_id
-       left join public.agent_wake_state as state on state.agent_id = agent.id
-       left join public.inbox_item_reopenings as reopening on reopening.item_id = stale.id
-      where agent.gateway_id = p_instance.gateway_id and agent.tenant_id = p_instance.tenant_id and agent.status not in ('paused', 'hibernating')
-        and stale.status = 'pending' and stale.attempt_count < stale.max_attempts and stale.created_at < v_oldest
-        and coalesce(reopening.reopened_at, '-infinity') < v_oldest and coalesce(state.resumed_at, '-infinity') < v_oldest
-      limit 1000 for update of stale skip locked);
+         context = dispatcher.merge_inbox_context(item.context, jsonb_build_object(
+           'last_failure_reason', format('stale: pending for more than %s h', (p_sweeper.settings).stale_item_age_hours)))
+   where item.id = any (dispatcher.stale_item_ids(p_sweeper, p_limit));
   get diagnostics v_count = row_count;
   return v_count;
 end
 $$;
-comment on function dispatcher.expire_stale_items(public.dispatcher_instances) is
-  'Items pending for longer than stale_item_age_hours fail for good, reason recorded, at most 1,000 a call. The age counts from the creation, the last requeue or the end of its agent''s pause; items of paused or hibernating agents wait.';
+comment on function dispatcher.expire_stale_items(dispatcher.claimant, integer) is 'Stale items fail for good, reason recorded.';
 
-create or replace function dispatcher.bury_spent_items(p_instance public.dispatcher_instances) returns integer
+create or replace function dispatcher.spent_items(p_sweeper dispatcher.claimant, p_limit integer) returns table (item_id uuid, agent_id uuid)
 language plpgsql volatile set search_path = ''
 as $$
-declare
-  v_count integer;
 begin
-  with spent as (
-    update public.agent_inbox_items as item
-       set status = 'dead_letter', failed_at = now(), leased_at = null, leased_until = null, updated_at = now(),
-           context = dispatcher.merge_inbox_context(item.context, jsonb_build_object('last_failure_reason',
-             case item.status when 'leased' then 'lease expired with no attempts left' else 'no attempts left' end))
-     where item.id in (
-       select held.id from public.agents as agent
-         join public.agent_inbox_items as held on held.agent_id = agent.id and held.tenant_id = agent.tenant_id
-        where agent.gateway_id = p_instance.gateway_id and agent.tenant_id = p_instance.tenant_id
-          and held.status in ('pending', 'leased') and held.attempt_count >= held.max_attempts
-          and (held.status = 'pending' or held.leased_until < now())
-          -- A lease that ran out while the database was away is renewed by the heartbeat of the wake that works on it.
-          and not exists (select from public.agent_wakes as wake where wake.agent_id = agent.id and wake.state in ('starting', 'running'))
-        limit 1000 for update of held skip locked)
-    returning item.id
-  ), leases as (
-    update public.inbox_item_leases as lease set closed_at = now(), outcome = 'dead_letter'
-      from spent where lease.item_id = spent.id and lease.closed_at is null
-  )
-  select count(*) into v_count from spent;
-  return v_count;
+  return query
+    select item.id, agent.id from public.agents as agent
+      join public.agent_inbox_items as item on item.agent_id = agent.id and item.tenant_id = agent.tenant_id
+     where agent.gateway_id = p_sweeper.gateway_id and agent.tenant_id = p_sweeper.tenant_id
+       and item.status in ('pending', 'leased') and item.attempt_count >= item.max_attempts
+       and (item.status = 'pending' or coalesce(item.leased_until, '-infinity') < now() or item.leased_until >= now() + interval '7 days')
+       -- A lease that ran out while the database was away is renewed by the heartbeat of the wake that works on it.
+       and not exists (select from public.agent_wakes as wake where wake.agent_id = agent.id and wake.state in ('starting', 'running'))
+     limit p_limit for update of item skip locked;
 end
 $$;
-comment on function dispatcher.bury_spent_items(public.dispatcher_instances) is 'Expired leases and pending items without attempts left become dead_letter, with the reason.';
+comment on function dispatcher.spent_items(dispatcher.claimant, integer) is 'Expired leases and pending items without attempts left, locked.';
 
-create or replace function dispatcher.stop_wake_chains(p_instance public.dispatcher_instances) returns integer
+create or replace function dispatcher.give_up_spent_items(p_sweeper dispatcher.claimant, p_limit integer) returns integer
 language plpgsql volatile set search_path = ''
 as $$
 declare
-  v_limit constant integer := dispatcher.wake_chain_limit(p_instance.settings);
-  v_chain record;
+  v_agent record;
+  v_dead uuid[];
+  v_reason constant text := 'No attempts left';
   v_count integer := 0;
 begin
-  for v_chain in
-    -- From the few deep origins to their items, and not the other way: no statistics may turn this into a look at every item.
-    with deep as materialized (
-      select origin.item_id, origin.chain_depth from public.inbox_item_origins as origin
-       where origin.tenant_id = p_instance.tenant_id and origin.chain_depth >= v_limit)
-    select agent.id, agent.slug, agent.tenant_id, array_agg(item.id) as item_ids, max(deep.chain_depth) as depth
-      from deep
-      join public.agent_inbox_items as item on item.id = deep.item_id and item.status in ('pending', 'failed') and item.attempt_count < item.max_attempts
-      join public.agents as agent on agent.id = item.agent_id and agent.tenant_id = item.tenant_id
-     where agent.gateway_id = p_instance.gateway_id and agent.tenant_id = p_instance.tenant_id
-     group by agent.id, agent.slug, agent.tenant_id
+  for v_agent in
+    select spent.agent_id, array_agg(spent.item_id) as item_ids from dispatcher.spent_items(p_sweeper, p_limit) as spent group by spent.agent_id
   loop
-    update public.agent_inbox_items
-       set status = 'dead_letter', failed_at = now(), updated_at = now(),
-           context = dispatcher.merge_inbox_context(context, jsonb_build_object('last_failure_reason', format('wake chain limit (%s) reached', v_limit)))
-     where id in (select item.id from public.agent_inbox_items as item where item.id = any (v_chain.item_ids[1:1000]) for update skip locked);
-    v_count := v_count + cardinality(v_chain.item_ids[1:1000]);
-    -- One alert per agent and hour: a ring that goes on posting must not flood the operator either.
-    insert into public.agent_wake_state (agent_id, tenant_id) values (v_chain.id, v_chain.tenant_id) on conflict do nothing;
-    update public.agent_wake_state set chain_notified_at = now()
-     where agent_id = v_chain.id and (chain_notified_at is null or chain_notified_at < now() - interval '1 hour');
-    if found then
-      insert into public.notifications (tenant_id, type, title, body, entity_type, entity_id, actor_type, actor_agent_id, meta)
-      values (v_chain.tenant_id, 'wake_chain_limit', format('Agent %s was stopped in a chain of wakes', v_chain.slug),
-              format('Agents woke each other %s times in a row; %s item(s) were set aside. `dispatcher inbox requeue --agent %s` brings them back.',
-                     v_chain.depth, cardinality(v_chain.item_ids), v_chain.slug),
-              'agent', v_chain.id, 'system', v_chain.id, jsonb_build_object('chain_depth', v_chain.depth, 'item_ids', v_chain.item_ids));
-    end if;
+    update public.inbox_item_leases set closed_at = now(), outcome = 'dead_letter'
+     where item_id in (select lease.item_id from public.inbox_item_leases as lease
+                        where lease.item_id = any (v_agent.item_ids) and lease.closed_at is null for update skip locked);
+    v_dead := dispatcher.give_up_items(v_agent.item_ids, v_reason);
+    perform dispatcher.tell_dead_letters(v_agent.agent_id, v_dead, v_reason);
+    v_count := v_count + cardinality(v_dead);
   end loop;
   return v_count;
 end
 $$;
-comment on function dispatcher.stop_wake_chains(public.dispatcher_instances) is
+comment on function dispatcher.give_up_spent_items(dispatcher.claimant, integer) is
+  'Items without attempts left become dead_letter, with the reason; one notification per agent.';
+
+create or replace function dispatcher.chained_items(p_sweeper dispatcher.claimant, p_limit integer)
+returns table (agent_id uuid, item_id uuid, chain_depth integer)
+language plpgsql stable set search_path = ''
+as $$
+begin
+  return query
+    -- From the few deep origins to their items, and not the other way: no statistics may turn this into a look at every item.
+    with deep as materialized (
+      select origin.item_id, origin.chain_depth from public.inbox_item_origins as origin
+       where origin.tenant_id = p_sweeper.tenant_id and origin.chain_depth >= dispatcher.wake_chain_limit(p_sweeper.settings))
+    select agent.id, item.id, deep.chain_depth
+      from deep
+      join public.agent_inbox_items as item on item.id = deep.item_id and item.status in ('pending', 'failed') and item.attempt_count < item.max_attempts
+      join public.agents as agent on agent.id = item.agent_id and agent.tenant_id = item.tenant_id
+     where agent.gateway_id = p_sweeper.gateway_id and agent.tenant_id = p_sweeper.tenant_id
+     limit p_limit;
+end
+$$;
+comment on function dispatcher.chained_items(dispatcher.claimant, integer) is 'Open items whose chain of wakes reached max_wake_chain.';
+
+create or replace function dispatcher.tell_chain(p_sweeper dispatcher.claimant, p_agent_id uuid, p_depth integer, p_item_ids uuid[]) returns void
+language plpgsql volatile set search_path = ''
+as $$
+declare
+  v_slug text;
+begin
+  -- One alert per agent and hour: a ring that goes on posting must not flood the operator either.
+  if (dispatcher.lock_wake_state(p_agent_id, p_sweeper.tenant_id)).agent_id is null then
+    return;
+  end if;
+  update public.agent_wake_state set chain_notified_at = now()
+   where agent_id = p_agent_id and (chain_notified_at is null or chain_notified_at < now() - interval '1 hour');
+  if found then
+    select slug into v_slug from public.agents where id = p_agent_id;
+    perform dispatcher.notify_operator(
+      p_sweeper.tenant_id, 'wake_chain_limit', format('Agent %s was stopped in a chain of wakes', v_slug),
+      format('Agents woke each other %s times in a row; %s item(s) were set aside. `dispatcher inbox requeue --agent %s` brings them back.',
+             p_depth, cardinality(p_item_ids), v_slug),
+      p_agent_id, jsonb_build_object('chain_depth', p_depth, 'item_ids', p_item_ids[1:100]));
+  end if;
+end
+$$;
+comment on function dispatcher.tell_chain(dispatcher.claimant, uuid, integer, uuid[]) is 'One notification per agent and hour of a chain that was stopped.';
+
+create or replace function dispatcher.stop_wake_chains(p_sweeper dispatcher.claimant, p_limit integer) returns integer
+language plpgsql volatile set search_path = ''
+as $$
+declare
+  v_reason constant text := format('wake chain limit (%s) reached', dispatcher.wake_chain_limit(p_sweeper.settings));
+  v_chain record;
+  v_count integer := 0;
+begin
+  for v_chain in
+    select chained.agent_id, array_agg(chained.item_id) as item_ids, max(chained.chain_depth) as depth
+      from dispatcher.chained_items(p_sweeper, p_limit) as chained group by chained.agent_id
+  loop
+    v_count := v_count + dispatcher.set_items_aside(v_chain.item_ids, 'wake_chain_limit', v_reason);
+    perform dispatcher.tell_chain(p_sweeper, v_chain.agent_id, v_chain.depth, v_chain.item_ids);
+  end loop;
+  return v_count;
+end
+$$;
+comment on function dispatcher.stop_wake_chains(dispatcher.claimant, integer) is
   'Items whose chain of wakes reached max_wake_chain become dead_letter; one notification per agent and hour.';
 
-create or replace function dispatcher.settle_stalled_agents(p_instance public.dispatcher_instances) returns integer
+create or replace function dispatcher.agents_to_settle(p_sweeper dispatcher.claimant, p_limit integer) returns setof uuid
+language sql stable set search_path = ''
+as $$
+  select state.agent_id from public.agent_wake_state as state join public.agents as agent on agent.id = state.agent_id
+   where agent.gateway_id = p_sweeper.gateway_id and agent.tenant_id = p_sweeper.tenant_id
+     and state.consecutive_failures >= (p_sweeper.settings).max_consecutive_failures
+     and (state.stalled_at is null
+          or exists (select from public.agent_inbox_items as item
+                     where item.agent_id = state.agent_id and item.status = 'pending' and item.attempt_count < item.max_attempts))
+     -- What came from outside since the last end has ended the stall.
+     and (dispatcher.read_gate_facts(state.agent_id, p_sweeper.settings)).failures >= (p_sweeper.settings).max_consecutive_failures
+   order by state.agent_id limit p_limit
+$$;
+comment on function dispatcher.agents_to_settle(dispatcher.claimant, integer) is 'Stalled agents of which nobody was told yet, or that have pending items.';
+
+create or replace function dispatcher.settle_stalled_agents(p_sweeper dispatcher.claimant, p_limit integer) returns integer
 language plpgsql volatile set search_path = ''
 as $$
 declare
   v_agent_id uuid;
   v_count integer := 0;
 begin
-  for v_agent_id in
-    select state.agent_id from public.agent_wake_state as state join public.agents as agent on agent.id = state.agent_id
-     where agent.gateway_id = p_instance.gateway_id and agent.tenant_id = p_instance.tenant_id
-       and state.consecutive_failures >= (p_instance.settings ->> 'max_consecutive_failures')::integer
-       and (state.stalled_at is null
-            or exists (select from public.agent_inbox_items as item
-                       where item.agent_id = state.agent_id and item.status = 'pending' and item.attempt_count < item.max_attempts))
-     order by state.agent_id limit 100 for update of state skip locked
-  loop
+  for v_agent_id in select * from dispatcher.agents_to_settle(p_sweeper, 100) loop
     v_count := v_count + dispatcher.mark_agent_stalled(v_agent_id);
+    exit when v_count >= p_limit;
   end loop;
   return v_count;
 end
 $$;
-comment on function dispatcher.settle_stalled_agents(public.dispatcher_instances) is 'Sets the pending items of stalled agents aside and notifies once per stall.';
+comment on function dispatcher.settle_stalled_agents(dispatcher.claimant, integer) is 'Sets the pending items of stalled agents aside and notifies once per stall.';
 
-create or replace function dispatcher.fill_waitlist(p_instance public.dispatcher_instances) returns jsonb
+create or replace function dispatcher.forgotten_leases(p_sweeper dispatcher.claimant, p_limit integer) returns setof public.agent_wakes
+language sql stable set search_path = ''
+as $$
+  select distinct on (wake.id) wake.* from public.inbox_item_leases as lease
+    join public.agent_wakes as wake on wake.id = lease.wake_id
+    join public.agent_inbox_items as item on item.id = lease.item_id
+   where lease.closed_at is null and wake.gateway_id = p_sweeper.gateway_id and wake.ended_at < now() - interval '5 seconds'
+     and item.status = 'leased' and item.leased_at = lease.leased_at
+   limit p_limit
+$$;
+comment on function dispatcher.forgotten_leases(dispatcher.claimant, integer) is
+  'Ended wakes that still hold a lease: somebody held the item when the wake ended.';
+create index if not exists inbox_item_leases_open_by_wake on public.inbox_item_leases (wake_id) where closed_at is null and wake_id is not null;
+
+create or replace function dispatcher.release_forgotten_leases(p_sweeper dispatcher.claimant, p_limit integer) returns integer
 language plpgsql volatile set search_path = ''
 as $$
 declare
-  v_agent record;
-  v_gates record;
-  v_ready uuid[] := '{}';
-  v_oldest timestamptz[] := '{}';
-  v_skipped jsonb := '[]';
+  v_wake public.agent_wakes;
+  v_released record;
+  v_count integer := 0;
+  v_reason text;
 begin
-  for v_agent in
-    select agent.id, agent.slug, oldest.created_at from public.agents as agent
-     cross join lateral (select due.created_at from dispatcher.inbox_due as due
-                          where due.agent_id = agent.id and due.tenant_id = agent.tenant_id order by due.created_at limit 1) as oldest
-     where agent.gateway_id = p_instance.gateway_id and agent.tenant_id = p_instance.tenant_id
-       and not exists (select from public.agent_wake_state as state where state.agent_id = agent.id and state.waitlisted_at is not null)
-       and not exists (select from public.agent_wakes as wake where wake.agent_id = agent.id and wake.state in ('starting', 'running'))
-     order by oldest.created_at
-  loop
-    begin
-      select * into v_gates from dispatcher.wake_gates(v_agent.id, p_instance.settings);
-      if cardinality(v_gates.blocked) = 0 then
-        v_ready := v_ready || v_agent.id;
-        v_oldest := v_oldest || v_agent.created_at;
-      else
-        v_skipped := v_skipped || jsonb_build_object('granted', false, 'agent_id', v_agent.id, 'agent_slug', v_agent.slug,
-          'skip_reason', v_gates.blocked[1], 'retry_in', extract(epoch from v_gates.retry_at - now()), 'failures', v_gates.failures);
-      end if;
-    exception when query_canceled then
-      raise;
-    when others then
-      v_skipped := v_skipped || jsonb_build_object('granted', false, 'agent_id', v_agent.id, 'agent_slug', v_agent.slug,
-        'skip_reason', 'error', 'error', sqlerrm, 'error_code', sqlstate);
-    end;
+  for v_wake in select * from dispatcher.forgotten_leases(p_sweeper, p_limit) loop
+    -- The agent may have its next wake by now: only what this one leased, and only where no wake lives.
+    continue when exists (select from public.agent_wakes where agent_id = v_wake.agent_id and state in ('starting', 'running'));
+    v_reason := format('wake ended (%s) with the item unfinished', v_wake.state);
+    v_released := dispatcher.release_wake_leases(v_wake, v_wake.state in ('interrupted', 'spawn_failed'), v_reason);
+    perform dispatcher.tell_dead_letters(v_wake.agent_id, v_released.dead, v_reason);
+    v_count := v_count + v_released.released;
   end loop;
-  insert into public.agent_wake_state as state (agent_id, tenant_id, waitlisted_at, waitlist_path, waiting_since)
-  select ready.id, p_instance.tenant_id, now(), 'sweep', ready.oldest from unnest(v_ready, v_oldest) as ready (id, oldest)
-  on conflict (agent_id) do update
-     set waitlisted_at = excluded.waitlisted_at, waitlist_path = excluded.waitlist_path, waiting_since = excluded.waiting_since, updated_at = now()
-   where state.waitlisted_at is null;
-  return v_skipped;
+  return v_count;
 end
 $$;
-comment on function dispatcher.fill_waitlist(public.dispatcher_instances) is
-  'Puts every agent of the gateway that has work and open gates on the waitlist, oldest item first; answers the refused ones with their reason.';
+comment on function dispatcher.release_forgotten_leases(dispatcher.claimant, integer) is 'Releases leases whose wake ended while somebody held the item.';
 
-create or replace function public.sweep_inbox(p_instance_id uuid, p_claim_limit integer, p_request uuid) returns jsonb
-language plpgsql volatile set search_path = '' set lock_timeout = '3s'
+create or replace function dispatcher.prune_old_rows(p_sweeper dispatcher.claimant, p_limit integer) returns integer
+language plpgsql volatile set search_path = ''
 as $$
 declare
-  v_instance constant public.dispatcher_instances := dispatcher.running_instance(p_instance_id);
-  v_started constant timestamptz := clock_timestamp();
-  v_phase text;
-  v_count integer;
-  v_answer jsonb := jsonb_build_object('errors', '[]'::jsonb, 'skipped', '[]'::jsonb, 'claims', '[]'::jsonb);
+  v_wakes integer;
+  v_faults integer;
 begin
-  perform set_config('dispatcher.quiet', 'on', true);
-  perform from public.dispatcher_gateways where gateway_id = v_instance.gateway_id for update;
-  v_answer := v_answer || jsonb_build_object(
-    'agent_ids', (select coalesce(jsonb_agg(id), '[]') from public.agents where gateway_id = v_instance.gateway_id and tenant_id = v_instance.tenant_id),
-    'open_wakes', dispatcher.open_wakes_of_others(p_instance_id), 'broadcast_available', dispatcher.broadcast_hints_available());
-  foreach v_phase in array array['expired', 'buried', 'chained', 'stalled', 'skipped', 'claims', 'pruned'] loop
-    begin
-      case v_phase
-        when 'expired' then v_count := dispatcher.expire_stale_items(v_instance);
-        when 'buried' then v_count := dispatcher.bury_spent_items(v_instance);
-        when 'chained' then v_count := dispatcher.stop_wake_chains(v_instance);
-        when 'stalled' then v_count := dispatcher.settle_stalled_agents(v_instance);
-        when 'skipped' then v_answer := v_answer || jsonb_build_object('skipped', dispatcher.fill_waitlist(v_instance));
-        when 'claims' then
-          v_answer := v_answer || jsonb_build_object('claims', dispatcher.claim_waiting_wakes(p_instance_id, p_claim_limit, p_request));
-          -- Whoever did not get a slot now waits for one.
-          update public.agent_wake_state as state set waitlist_path = 'waitlist'
-            from public.agents as agent
-           where agent.id = state.agent_id and agent.gateway_id = v_instance.gateway_id and state.waitlist_path = 'sweep';
-          get diagnostics v_count = row_count;
-          v_answer := v_answer || jsonb_build_object('queued', v_count);
-        when 'pruned' then
-          delete from public.agent_wakes where id in (
-            select id from public.agent_wakes where gateway_id = v_instance.gateway_id and ended_at < now() - interval '30 days' order by ended_at limit 200);
-          get diagnostics v_count = row_count;
-      end case;
-      if v_phase not in ('skipped', 'claims') then
-        v_answer := v_answer || jsonb_build_object(v_phase, v_count);
-      end if;
-    exception when query_canceled or deadlock_detected or serialization_failure then
-      raise;
-    when others then
-      v_answer := jsonb_set(v_answer, '{errors}', (v_answer -> 'errors') || jsonb_build_object('phase', v_phase, 'error', sqlerrm, 'error_code', sqlstate));
-    end;
-  end loop;
-  v_answer := v_answer || jsonb_build_object('waiting', (select count(*) from public.agent_wake_state as state join public.agents as agent on agent.id = state.agent_id
-                                                           where agent.gateway_id = v_instance.gateway_id and state.waitlisted_at is not null),
-                                             'ms', round(extract(epoch from clock_timestamp() - v_started) * 1000));
-  update public.dispatcher_instances
-     set last_sweep_at = now(), last_heartbeat_at = now(),
-         last_sweep = (v_answer - 'agent_ids' - 'open_wakes' - 'skipped' - 'claims')
-                      || jsonb_build_object('skipped', jsonb_array_length(v_answer -> 'skipped'), 'claims', jsonb_array_length(v_answer -> 'claims'))
-   where id = p_instance_id;
-  return v_answer;
+  delete from public.agent_wakes where id in (
+    select id from public.agent_wakes where gateway_id = p_sweeper.gateway_id and ended_at < now() - interval '30 days'
+     order by ended_at limit p_limit for update skip locked);
+  get diagnostics v_wakes = row_count;
+  delete from public.dispatcher_faults where id in (
+    select id from public.dispatcher_faults where tenant_id = p_sweeper.tenant_id and at < now() - interval '7 days' limit p_limit for update skip locked);
+  get diagnostics v_faults = row_count;
+  return greatest(v_wakes, v_faults);
 end
 $$;
-comment on function public.sweep_inbox(uuid, integer, uuid) is
-  'One sweep of the instance''s gateway, phase by phase, each isolated: expire stale, bury spent, stop chains, settle stalled, fill the waitlist, claim up to p_claim_limit wakes, prune. One bounded call whatever the backlog.';
+comment on function dispatcher.prune_old_rows(dispatcher.claimant, integer) is 'Wakes that ended 30 days ago and faults of last week go.';
+
+create or replace function dispatcher.agents_with_work(p_sweeper dispatcher.claimant, p_after uuid, p_limit integer)
+returns table (agent_id uuid, agent_slug text, oldest timestamptz)
+language sql stable set search_path = ''
+as $$
+  select agent.id, agent.slug, oldest.created_at from public.agents as agent
+   cross join lateral (select due.created_at from dispatcher.inbox_due as due
+                        where due.agent_id = agent.id and due.tenant_id = agent.tenant_id order by due.created_at limit 1) as oldest
+   where agent.gateway_id = p_sweeper.gateway_id and agent.tenant_id = p_sweeper.tenant_id
+     and (p_after is null or agent.id > p_after)
+     and not exists (select from public.agent_wake_state as state where state.agent_id = agent.id and state.waitlisted_at is not null)
+     and not exists (select from public.agent_wakes as wake where wake.agent_id = agent.id and wake.state in ('starting', 'running'))
+   order by agent.id limit p_limit
+$$;
+comment on function dispatcher.agents_with_work(dispatcher.claimant, uuid, integer) is
+  'Agents with open items that neither wait nor run, in the order of their ids after p_after, each with its oldest item.';
+
+create or replace function dispatcher.list_agent(
+  p_sweeper dispatcher.claimant, p_agent_id uuid, p_agent_slug text, p_oldest timestamptz, p_since timestamptz
+) returns jsonb
+language plpgsql volatile set search_path = ''
+as $$
+declare
+  v_facts dispatcher.gate_facts;
+  v_gates record;
+begin
+  v_facts := dispatcher.read_gate_facts(p_agent_id, p_sweeper.settings);
+  v_gates := dispatcher.wake_gates(v_facts, p_sweeper.settings);
+  if cardinality(v_gates.blocked) > 0 then
+    return dispatcher.refusal(p_agent_id, p_agent_slug, v_gates.blocked[1], dispatcher.seconds_until(v_gates.retry_at), v_facts.failures);
+  end if;
+  if (dispatcher.lock_wake_state(p_agent_id, p_sweeper.tenant_id)).agent_id is null then
+    return dispatcher.refusal(p_agent_id, p_agent_slug, 'busy', 1);
+  end if;
+  perform dispatcher.join_waitlist(p_agent_id, 'sweep', p_since, p_oldest);
+  return null;
+exception when lock_not_available then
+  return dispatcher.refusal(p_agent_id, p_agent_slug, 'busy', 1);
+when others then
+  if dispatcher.must_abort(sqlstate) then raise; end if;
+  return dispatcher.refusal(p_agent_id, p_agent_slug, 'error', null) || jsonb_build_object('error', left(sqlerrm, 500), 'error_code', sqlstate);
+end
+$$;
+comment on function dispatcher.list_agent(dispatcher.claimant, uuid, text, timestamptz, timestamptz) is
+  'Puts one agent, whose oldest item is from p_oldest, on the waitlist when its gates are open; else the refusal. NULL when it is listed.';
+
+create or replace function dispatcher.fill_waitlist(p_sweeper dispatcher.claimant, p_cursor jsonb, p_limit integer) returns jsonb
+language plpgsql volatile set search_path = ''
+as $$
+declare
+  -- All pages of one sweep carry the time of its first: agents wait in the order of their oldest items, whatever the page.
+  v_since constant timestamptz := coalesce((p_cursor ->> 'since')::timestamptz, now());
+  v_agent record;
+  v_refusal jsonb;
+  v_skipped jsonb := '[]';
+  v_seen integer := 0;
+  v_listed integer := 0;
+  v_last uuid;
+begin
+  for v_agent in select * from dispatcher.agents_with_work(p_sweeper, (p_cursor ->> 'after')::uuid, p_limit) loop
+    v_seen := v_seen + 1;
+    v_last := v_agent.agent_id;
+    v_refusal := dispatcher.list_agent(p_sweeper, v_agent.agent_id, v_agent.agent_slug, v_agent.oldest, v_since);
+    v_listed := v_listed + (v_refusal is null)::integer;
+    v_skipped := v_skipped || coalesce(v_refusal, '[]'::jsonb);
+  end loop;
+  return jsonb_build_object('count', v_listed, 'skipped', v_skipped, 'again', v_seen >= p_limit,
+                            'cursor', jsonb_build_object('after', v_last, 'since', v_since));
+end
+$$;
+comment on function dispatcher.fill_waitlist(dispatcher.claimant, jsonb, integer) is
+  'Puts agents of the gateway that have work and open gates on the waitlist; answers the refused ones with their reason. p_cursor: {after, since} of the page before.';
+
+create or replace function dispatcher.claim_at_sweep(p_sweeper dispatcher.claimant, p_claim_limit integer, p_request uuid) returns jsonb
+language plpgsql volatile set search_path = ''
+as $$
+declare
+  v_claims jsonb := dispatcher.claim_waiting_wakes(p_sweeper.instance_id, p_claim_limit, p_request);
+  v_queued integer;
+begin
+  -- Whoever did not get a slot now waits for one.
+  with queued as (
+    select state.agent_id from public.agent_wake_state as state join public.agents as agent on agent.id = state.agent_id
+     where agent.gateway_id = p_sweeper.gateway_id and state.waitlist_path = 'sweep' limit 500 for update of state skip locked)
+  update public.agent_wake_state as state set waitlist_path = 'waitlist' from queued where state.agent_id = queued.agent_id;
+  get diagnostics v_queued = row_count;
+  return jsonb_build_object('count', jsonb_array_length(v_claims), 'claims', v_claims, 'queued', v_queued, 'waiting',
+    (select count(*) from public.agent_wake_state as state join public.agents as agent on agent.id = state.agent_id
+      where agent.gateway_id = p_sweeper.gateway_id and state.waitlisted_at is not null));
+end
+$$;
+comment on function dispatcher.claim_at_sweep(dispatcher.claimant, integer, uuid) is
+  'Claims wakes off the waitlist; how many were queued for a slot by this sweep, and how many wait in all.';
+
+create or replace function dispatcher.phases_due(p_sweeper dispatcher.claimant) returns text[]
+language plpgsql volatile set search_path = ''
+as $$
+declare
+  v_phase text;
+  v_is_due boolean;
+  v_due text[] := '{}';
+begin
+  foreach v_phase in array array['expired', 'dead', 'chained', 'stalled', 'released', 'listed', 'claims', 'pruned'] loop
+    begin
+      v_is_due := case v_phase
+        when 'expired' then cardinality(dispatcher.stale_item_ids(p_sweeper, 1)) > 0
+        when 'dead' then exists (select from dispatcher.spent_items(p_sweeper, 1))
+        when 'chained' then exists (select from dispatcher.chained_items(p_sweeper, 1))
+        when 'stalled' then exists (select from dispatcher.agents_to_settle(p_sweeper, 1))
+        when 'released' then exists (select from dispatcher.forgotten_leases(p_sweeper, 1))
+        when 'listed' then exists (select from dispatcher.agents_with_work(p_sweeper, null, 1))
+        when 'claims' then v_due @> array['listed'] or exists (
+          select from public.agent_wake_state as state join public.agents as agent on agent.id = state.agent_id
+           where agent.gateway_id = p_sweeper.gateway_id and state.waitlisted_at is not null)
+        when 'pruned' then exists (select from public.agent_wakes where gateway_id = p_sweeper.gateway_id and ended_at < now() - interval '30 days')
+          or exists (select from public.dispatcher_faults where tenant_id = p_sweeper.tenant_id and at < now() - interval '7 days')
+      end;
+    exception when others then
+      if dispatcher.must_abort(sqlstate) then raise; end if;
+      v_is_due := true;  -- its own call says what is wrong
+    end;
+    if v_is_due then
+      v_due := v_due || v_phase;
+    end if;
+  end loop;
+  return v_due;
+end
+$$;
+comment on function dispatcher.phases_due(dispatcher.claimant) is 'The phases of a sweep that have something to do, in their order.';
+
+create or replace function dispatcher.look_around(p_sweeper dispatcher.claimant) returns jsonb
+language plpgsql volatile set search_path = ''
+as $$
+begin
+  return jsonb_build_object(
+    'agent_ids', (select coalesce(jsonb_agg(id), '[]') from public.agents where gateway_id = p_sweeper.gateway_id and tenant_id = p_sweeper.tenant_id),
+    'open_wakes', dispatcher.open_wakes_of_others(p_sweeper.instance_id), 'broadcast_available', dispatcher.broadcast_hints_available(),
+    'due', to_jsonb(dispatcher.phases_due(p_sweeper)));
+end
+$$;
+comment on function dispatcher.look_around(dispatcher.claimant) is
+  'Where a sweep begins: {agent_ids (the gateway''s), open_wakes (of other instances), broadcast_available, due (the phases that have something to do)}.';
+
+create or replace function public.sweep_inbox(
+  p_instance_id uuid, p_phase text default 'look', p_cursor jsonb default null, p_claim_limit integer default 0, p_request uuid default null
+) returns jsonb
+language plpgsql volatile set search_path = '' set lock_timeout = '1s'
+as $$
+declare
+  v_sweeper constant dispatcher.claimant := dispatcher.sweeper(p_instance_id);
+  v_limit constant integer := 500;
+  v_started constant timestamptz := clock_timestamp();
+  v_count integer;
+  v_answer jsonb := '{}';
+begin
+  perform set_config('dispatcher.quiet', 'on', true);
+  case p_phase
+    when 'look' then v_answer := dispatcher.look_around(v_sweeper);
+    when 'expired' then v_count := dispatcher.expire_stale_items(v_sweeper, v_limit);
+    when 'dead' then v_count := dispatcher.give_up_spent_items(v_sweeper, v_limit);
+    when 'chained' then v_count := dispatcher.stop_wake_chains(v_sweeper, v_limit);
+    when 'stalled' then v_count := dispatcher.settle_stalled_agents(v_sweeper, v_limit);
+    when 'released' then v_count := dispatcher.release_forgotten_leases(v_sweeper, v_limit);
+    when 'listed' then v_answer := dispatcher.fill_waitlist(v_sweeper, p_cursor, v_limit);
+    when 'claims' then v_answer := dispatcher.claim_at_sweep(v_sweeper, p_claim_limit, p_request);
+    when 'pruned' then v_count := dispatcher.prune_old_rows(v_sweeper, v_limit);
+    else raise exception 'unknown phase %', left(p_phase, 100) using errcode = 'OD002',
+      hint = 'look, expired, dead, chained, stalled, released, listed, claims or pruned';
+  end case;
+  return jsonb_build_object('phase', p_phase, 'count', v_count, 'again', coalesce(v_count >= v_limit, false)) || v_answer
+         || jsonb_build_object('ms', round(extract(epoch from clock_timestamp() - v_started) * 1000));
+end
+$$;
+comment on function public.sweep_inbox(uuid, text, jsonb, integer, uuid) is
+  'One phase of a sweep of the instance''s gateway, at most 500 rows: {phase, count, again, ms}. look: {agent_ids, open_wakes, broadcast_available, due}; listed: {skipped, cursor}, p_cursor is the one of the page before; claims: {claims, queued, waiting}, up to p_claim_limit wakes under p_request.';
+
+create or replace function public.note_sweep(p_instance_id uuid, p_sweep jsonb) returns void
+language sql volatile set search_path = '' set lock_timeout = '1s'
+as $$
+  update public.dispatcher_instances set last_sweep_at = now(), last_heartbeat_at = now(), last_sweep = p_sweep where id = p_instance_id
+$$;
+comment on function public.note_sweep(uuid, jsonb) is 'Keeps what a sweep did, for status: counts by phase, errors, ms.';
 
 select dispatcher.restrict_functions(array[
-  'sweep_inbox'
+  'sweep_inbox', 'note_sweep'
 ]);
 
 notify pgrst, 'reload schema';

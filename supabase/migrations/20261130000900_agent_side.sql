@@ -10,11 +10,11 @@ declare
   v_item public.agent_inbox_items;
   v_lease public.inbox_item_leases;
 begin
-  -- The wake first, as end_wake does it: closing an item notes the wake's progress.
+  -- The wake first: one that ends at this moment ends before or after the item is closed, and so knows of it.
   perform from public.agent_wakes as wake
-    where wake.agent_id = (select item.agent_id from public.agent_inbox_items as item where item.id = p_item_id)
+    where wake.id = (select lease.wake_id from public.inbox_item_leases as lease where lease.item_id = p_item_id)
       and wake.state in ('starting', 'running')
-      for no key update;
+      for share;
   select * into v_item from public.agent_inbox_items as item where item.id = p_item_id for update;
   if not found then
     return 'not_found';

@@ -1,13 +1,5 @@
 -- What an operator asks and does, through the command line and /metrics.
 
-create or replace function dispatcher.gateway_settings(p_gateway_id uuid) returns jsonb
-language sql stable set search_path = ''
-as $$
-  select settings from public.dispatcher_instances as instance where gateway_id = p_gateway_id
-   order by (state = 'running' and not dispatcher.is_instance_silent(instance)) desc, last_heartbeat_at desc limit 1
-$$;
-comment on function dispatcher.gateway_settings(uuid) is 'The settings of the gateway''s most recent daemon; NULL when none ever ran.';
-
 create or replace function public.request_wake(p_tenant_id uuid, p_gateway text, p_agent text, p_dry_run boolean, p_settings jsonb) returns jsonb
 language plpgsql volatile set search_path = ''
 as $$
@@ -15,23 +7,20 @@ declare
   v_gateway_id uuid;
   v_agent record;
   v_gates record;
-  v_settings jsonb;
-  v_live integer;
+  v_settings public.dispatcher_settings;
 begin
-  select id into v_gateway_id from public.gateways where tenant_id = p_tenant_id and (slug = p_gateway or id::text = p_gateway);
+  v_gateway_id := dispatcher.find_gateway(p_tenant_id, p_gateway);
   if v_gateway_id is null then
-    return jsonb_build_object('code', 'unknown_gateway', 'known',
-      coalesce((select jsonb_agg(slug order by slug) from public.gateways where tenant_id = p_tenant_id), '[]'));
+    return dispatcher.unknown_gateway(p_tenant_id);
   end if;
   select id, slug into v_agent from public.agents where tenant_id = p_tenant_id and gateway_id = v_gateway_id and (slug = p_agent or id::text = p_agent);
   if v_agent is null then
     return jsonb_build_object('code', 'unknown_agent', 'known',
       coalesce((select jsonb_agg(slug order by slug) from public.agents where tenant_id = p_tenant_id and gateway_id = v_gateway_id), '[]'));
   end if;
-  v_settings := coalesce(dispatcher.gateway_settings(v_gateway_id), p_settings);
-  select * into v_gates from dispatcher.wake_gates(v_agent.id, v_settings, p_dry_run);
-  select count(*) into v_live from public.agent_wakes where gateway_id = v_gateway_id and state in ('starting', 'running');
-  if v_live >= (v_settings ->> 'max_concurrent_wakes')::integer then
+  v_settings := dispatcher.settings_of_gateway(v_gateway_id, p_settings);
+  v_gates := dispatcher.wake_gates(dispatcher.read_gate_facts(v_agent.id, v_settings), v_settings, p_dry_run);
+  if dispatcher.live_wakes_of_gateway(v_gateway_id) >= v_settings.max_concurrent_wakes then
     v_gates.blocked := v_gates.blocked || 'concurrency_limit'::text;
   end if;
   if not p_dry_run and v_gates.blocked <@ array['concurrency_limit'] then
@@ -42,7 +31,7 @@ begin
     perform dispatcher.send_gateway_hint(v_gateway_id, 'agent', jsonb_build_object('agent_id', v_agent.id));
   end if;
   return jsonb_build_object('code', 'ok', 'agent', v_agent.slug, 'agent_id', v_agent.id, 'blocked', to_jsonb(v_gates.blocked),
-                            'retry_in', extract(epoch from v_gates.retry_at - now()), 'requested', not p_dry_run and v_gates.blocked <@ array['concurrency_limit'],
+                            'retry_in', dispatcher.seconds_until(v_gates.retry_at), 'requested', not p_dry_run and v_gates.blocked <@ array['concurrency_limit'],
                             'daemons', (select count(*) from public.dispatcher_instances as instance where gateway_id = v_gateway_id and state = 'running'
                                           and not dispatcher.is_instance_silent(instance)), 'now', clock_timestamp());
 end
@@ -64,8 +53,10 @@ begin
      where item.tenant_id = p_tenant_id and (gateway.slug = p_gateway or gateway.id::text = p_gateway)
        and (p_agent is null or agent.slug = p_agent or agent.id::text = p_agent)
        and case when p_item_ids is null
-                then (item.status = 'failed' and item.context ->> 'last_failure_reason' = 'agent_stalled')
-                  or (p_agent is not null and item.status = 'dead_letter' and item.context ->> 'last_failure_reason' like 'wake chain limit%')
+                then (item.status = 'failed' and dispatcher.is_set_aside_by_stall(item.id, item.failed_at))
+                  or (p_agent is not null and item.status = 'dead_letter' and exists (
+                      select from public.inbox_item_marks as mark
+                       where mark.item_id = item.id and mark.set_aside_as = 'wake_chain_limit' and mark.set_aside_at = item.failed_at))
                 else item.id = any (p_item_ids) and item.status in ('failed', 'dead_letter') end
      for update of item
   ), requeued as (
@@ -113,10 +104,9 @@ as $$
 declare
   v_gateway_id uuid;
 begin
-  select id into v_gateway_id from public.gateways where tenant_id = p_tenant_id and (slug = p_gateway or id::text = p_gateway);
+  v_gateway_id := dispatcher.find_gateway(p_tenant_id, p_gateway);
   if v_gateway_id is null then
-    return jsonb_build_object('code', 'unknown_gateway', 'known',
-      coalesce((select jsonb_agg(slug order by slug) from public.gateways where tenant_id = p_tenant_id), '[]'));
+    return dispatcher.unknown_gateway(p_tenant_id);
   end if;
   if p_agent is not null and not exists (select from public.agents where gateway_id = v_gateway_id and (slug = p_agent or id::text = p_agent)) then
     return jsonb_build_object('code', 'unknown_agent', 'known',
@@ -139,17 +129,15 @@ language plpgsql stable set search_path = ''
 as $$
 declare
   v_gateway record;
-  v_settings jsonb;
+  v_settings public.dispatcher_settings;
   v_is_full boolean;
 begin
-  select id, slug into v_gateway from public.gateways where tenant_id = p_tenant_id and (slug = p_gateway or id::text = p_gateway);
-  if v_gateway is null then
-    return jsonb_build_object('code', 'unknown_gateway', 'known',
-      coalesce((select jsonb_agg(slug order by slug) from public.gateways where tenant_id = p_tenant_id), '[]'));
+  select id, slug into v_gateway from public.gateways where id = dispatcher.find_gateway(p_tenant_id, p_gateway);
+  if v_gateway.id is null then
+    return dispatcher.unknown_gateway(p_tenant_id);
   end if;
-  v_settings := coalesce(dispatcher.gateway_settings(v_gateway.id), p_settings);
-  v_is_full := (select count(*) from public.agent_wakes where gateway_id = v_gateway.id and state in ('starting', 'running'))
-               >= (v_settings ->> 'max_concurrent_wakes')::integer;
+  v_settings := dispatcher.settings_of_gateway(v_gateway.id, p_settings);
+  v_is_full := dispatcher.live_wakes_of_gateway(v_gateway.id) >= v_settings.max_concurrent_wakes;
   return jsonb_build_object(
     'code', 'ok', 'gateway', v_gateway.slug, 'now', now(),
     -- Of one that has gone the last word is no news: how it did then would read as how it does now.
@@ -170,15 +158,16 @@ begin
     'backlog', dispatcher.gateway_backlog(v_gateway.id),
     'agents', (select coalesce(jsonb_agg(jsonb_build_object('agent', agent.slug, 'status', agent.status, 'items', work.items,
                     'blocked', to_jsonb(gates.blocked || case when v_is_full and cardinality(gates.blocked) = 0 then array['concurrency_limit'] else '{}' end),
-                    'retry_in', round(extract(epoch from gates.retry_at - now())),
-                    'failures', coalesce(state.consecutive_failures, 0), 'stalled_at', state.stalled_at, 'last_wake_at', state.last_claimed_at,
+                    'retry_in', round(dispatcher.seconds_until(gates.retry_at)::numeric),
+                    'failures', facts.failures, 'stalled_at', case when facts.failures > 0 then state.stalled_at end, 'last_wake_at', state.last_claimed_at,
                     'last_end', state.last_end_state,
                     'budget', (select jsonb_build_object('status', budget.status, 'limit_usd', budget.monthly_limit_usd, 'spend_usd', budget.current_period_spend_usd)
                                  from public.agent_budgets as budget where budget.agent_id = agent.id)) order by agent.slug), '[]')
                  from public.agents as agent
                  left join public.agent_wake_state as state on state.agent_id = agent.id
                  cross join lateral (select count(*) as items from dispatcher.inbox_due as due where due.agent_id = agent.id) as work
-                 cross join lateral dispatcher.wake_gates(agent.id, v_settings, true) as gates
+                 cross join lateral dispatcher.read_gate_facts(agent.id, v_settings) as facts
+                 cross join lateral dispatcher.wake_gates(facts, v_settings, true) as gates
                 where agent.gateway_id = v_gateway.id));
 end
 $$;
@@ -191,7 +180,7 @@ as $$
   select jsonb_build_object('items', count(*), 'under_1m', count(*) filter (where age < interval '1 minute'),
                             'under_1h', count(*) filter (where age >= interval '1 minute' and age < interval '1 hour'),
                             'over_1h', count(*) filter (where age >= interval '1 hour'), 'oldest_seconds', round(extract(epoch from max(age))))
-    from (select now() - due.created_at as age from dispatcher.inbox_due as due join public.agents as agent on agent.id = due.agent_id
+    from (select now() - dispatcher.known_time(due.created_at) as age from dispatcher.inbox_due as due join public.agents as agent on agent.id = due.agent_id
            where agent.gateway_id = p_gateway_id) as ages
 $$;
 comment on function dispatcher.gateway_backlog(uuid) is 'Open items of a gateway''s agents by age: items, under_1m, under_1h, over_1h, oldest_seconds (NULL when there are none).';
@@ -219,10 +208,9 @@ as $$
 declare
   v_gateway_id uuid;
 begin
-  select id into v_gateway_id from public.gateways where tenant_id = p_tenant_id and (slug = p_gateway or id::text = p_gateway);
+  v_gateway_id := dispatcher.find_gateway(p_tenant_id, p_gateway);
   if v_gateway_id is null then
-    return jsonb_build_object('code', 'unknown_gateway', 'known',
-      coalesce((select jsonb_agg(slug order by slug) from public.gateways where tenant_id = p_tenant_id), '[]'));
+    return dispatcher.unknown_gateway(p_tenant_id);
   end if;
   if p_agent is not null and not exists (select from public.agents where gateway_id = v_gateway_id and (slug = p_agent or id::text = p_agent)) then
     return jsonb_build_object('code', 'unknown_agent', 'known',

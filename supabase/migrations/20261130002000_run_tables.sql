@@ -197,6 +197,8 @@ create table if not exists public.workflow_claims (
   claimed_at timestamptz not null default now(),
   ended_at timestamptz,
   ended_as text,
+  wake_id uuid references public.agent_wakes (id) on delete set null,
+  worked_at timestamptz,
   cost_usd numeric(12, 6),
   tokens bigint,
   accounted_at timestamptz,
@@ -204,6 +206,7 @@ create table if not exists public.workflow_claims (
 );
 comment on table public.workflow_claims is
   'Every claim of a run: which session held which attempt and how that ended. Costs of a claim that was lost are booked here, once.';
+create index if not exists workflow_claims_by_wake on public.workflow_claims (wake_id) where wake_id is not null;
 create index if not exists workflow_claims_by_run on public.workflow_claims (run_id, claimed_at);
 create index if not exists workflow_claims_accounted on public.workflow_claims (tenant_id, accounted_at) where accounted_at is not null;
 

@@ -211,12 +211,18 @@ $$;
 comment on function dispatcher.refuse_workflow_caller(text, public.workflow_runs, uuid, uuid, text, uuid, jsonb) is
   'The answer to a session that does not hold the run (any more), or may not end it while it is paused; a cost it brings is booked nevertheless.';
 
-create or replace function dispatcher.note_wake_progress(p_run public.workflow_runs) returns void
+create or replace function dispatcher.wake_worked_on_a_run(p_wake_id uuid) returns boolean
+language sql stable set search_path = ''
+as $$ select exists (select from public.workflow_claims as claim where claim.wake_id = p_wake_id and claim.worked_at is not null) $$;
+comment on function dispatcher.wake_worked_on_a_run(uuid) is 'Whether a run that was claimed in a wake showed a sign of life: work on a run is progress.';
+
+create or replace function dispatcher.note_work_on_claim(p_run public.workflow_runs) returns void
 language sql volatile set search_path = ''
 as $$
-  update public.agent_wakes set progressed_at = now() where id = p_run.wake_id and state in ('starting', 'running') and progressed_at is null
+  update public.workflow_claims set worked_at = now(), wake_id = coalesce(wake_id, p_run.wake_id)
+   where claim_token = p_run.claim_token and worked_at is null
 $$;
-comment on function dispatcher.note_wake_progress(public.workflow_runs) is 'Work on a run is progress of the wake it is done in.';
+comment on function dispatcher.note_work_on_claim(public.workflow_runs) is 'Keeps with a claim that its session showed a sign of life, and in which wake.';
 
 create or replace function dispatcher.start_workflow_run(p_run public.workflow_runs) returns public.workflow_runs
 language plpgsql volatile set search_path = ''
@@ -226,7 +232,7 @@ begin
      set status = case status when 'claimed' then 'running' else status end, last_heartbeat_at = now(),
          started_at = case status when 'claimed' then now() else started_at end
    where id = p_run.id returning * into p_run;
-  perform dispatcher.note_wake_progress(p_run);
+  perform dispatcher.note_work_on_claim(p_run);
   return p_run;
 end
 $$;
@@ -293,7 +299,7 @@ begin
   end if;
   perform dispatcher.end_workflow_claim(v_run, p_status);
   v_run := dispatcher.book_workflow_usage(v_run, p_usage);
-  perform dispatcher.note_wake_progress(v_run);
+  perform dispatcher.note_work_on_claim(v_run);
   update public.workflow_runs
      set status = p_status, finished_at = now(), output_summary = coalesce(p_output, output_summary), wake_id = null,
          last_error = case p_status when 'failed' then coalesce(nullif(btrim(left(p_error, 4000)), ''), 'no reason given') else last_error end,

@@ -133,11 +133,11 @@ begin
   perform from public.dispatcher_gateways where gateway_id = v_instance.gateway_id for update;
   insert into public.agent_wake_state (agent_id, tenant_id) values (v_agent.id, v_agent.tenant_id) on conflict do nothing;
   perform from public.agent_wake_state where agent_id = v_agent.id for update;
-  select * into v_gates from dispatcher.wake_gates(v_agent.id, v_instance.settings, true);
+  v_gates := dispatcher.wake_gates(dispatcher.read_gate_facts(v_agent.id, dispatcher.settings_of_instance(p_instance_id)),
+                                   dispatcher.settings_of_instance(p_instance_id), true);
   select reason into v_blocked from unnest(v_gates.blocked) as reason
    where reason in ('stalled', 'wake_in_flight', 'agent_paused', 'active_lease', 'budget_exceeded', 'daily_limit') limit 1;
-  if v_blocked is null and (select count(*) from public.agent_wakes where gateway_id = v_instance.gateway_id and state in ('starting', 'running'))
-                           >= (v_instance.settings ->> 'max_concurrent_wakes')::integer then
+  if v_blocked is null and dispatcher.live_wakes_of_gateway(v_instance.gateway_id) >= (dispatcher.settings_of_instance(p_instance_id)).max_concurrent_wakes then
     v_blocked := 'concurrency_limit';
   end if;
   begin

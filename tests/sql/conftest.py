@@ -5,6 +5,7 @@ import uuid
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from typing import Any
 
+import psycopg
 import pytest
 from psycopg.types.json import Jsonb
 
@@ -114,8 +115,36 @@ class Dispatcher:
         [answer] = self.report(report, limit=limit)["results"]
         return answer
 
-    def sweep(self, limit: int = 0) -> Any:
-        return self.call("sweep_inbox", p_instance_id=self.id, p_claim_limit=limit, p_request=uuid.uuid4())
+    def sweep(self, limit: int = 0) -> dict[str, Any]:
+        """A whole sweep as the daemon makes it, phase by phase; what a phase raises stands under `errors`."""
+        look = self.phase("look")
+        answer: dict[str, Any] = {**look, "errors": [], "skipped": [], "claims": []}
+        for phase in look["due"]:
+            try:
+                self._passes(phase, limit, answer)
+            except psycopg.Error as error:
+                answer["errors"].append({"phase": phase, "error": str(error), "error_code": error.sqlstate})
+        return answer
+
+    def _passes(self, phase: str, limit: int, answer: dict[str, Any]) -> None:
+        cursor, again = None, True
+        while again:
+            part = self.phase(phase, cursor, limit)
+            answer[phase] = answer.get(phase, 0) + (part["count"] or 0) if phase != "claims" else part["count"]
+            answer |= {name: part[name] for name in ("queued", "waiting") if name in part}
+            for name in ("skipped", "claims"):
+                answer[name] = [*answer[name], *part.get(name, [])] if name != phase else part[name]
+            cursor, again = part.get("cursor"), part["again"]
+
+    def phase(self, phase: str, cursor: object = None, limit: int = 0) -> Any:
+        return self.call(
+            "sweep_inbox",
+            p_instance_id=self.id,
+            p_phase=phase,
+            p_cursor=cursor,
+            p_claim_limit=limit,
+            p_request=uuid.uuid4(),
+        )
 
     def heartbeat(self, *live: Mapping[str, Any]) -> Any:
         return self.call(

@@ -473,7 +473,7 @@ class TestSweep:
         assert (row["status"], row["attempt_count"]) == ("failed", 3)
         assert "stale" in row["reason"]
         assert item_row(database, waits)["status"] == "pending"
-        assert dispatcher(stale_item_age_hours=0).sweep()["expired"] == 0
+        assert dispatcher(stale_item_age_hours=0).sweep().get("expired", 0) == 0
 
     def test_a_spent_lease_is_buried_with_its_reason(self, database: Database, seed: Seed, dispatcher) -> None:
         past = datetime.now(UTC) - timedelta(minutes=3)
@@ -481,7 +481,7 @@ class TestSweep:
         live = seed.item(
             "bob", status="leased", attempt_count=3, leased_at=past, leased_until=past + timedelta(hours=1)
         )
-        assert dispatcher().sweep()["buried"] == 1
+        assert dispatcher().sweep().get("dead", 0) == 1
         assert item_row(database, spent)["status"] == "dead_letter"
         assert "no attempts left" in item_row(database, spent)["reason"]
         assert item_row(database, live)["status"] == "leased"
@@ -688,7 +688,7 @@ class TestReviewed:
         daemon.started(grant)
         lease(database, item, grant)
         database.execute("update agent_inbox_items set leased_until = now() - interval '1 minute'")
-        assert daemon.sweep()["buried"] == 0
+        assert daemon.sweep().get("dead", 0) == 0
         assert daemon.heartbeat(grant)["renewed"] == 1
         assert item_row(database, item)["status"] == "leased"
 

@@ -474,6 +474,7 @@ class Daemon:
 
     def _on_signal(self, count: int) -> None:
         """In the thread of the collector; the main one waits for the registration or for the group."""
+        self._supervisor.note_stopping()
         if count > 1:
             self._supervisor.hurry()
         self._registered.put(None)
@@ -535,6 +536,7 @@ class Daemon:
         deadline = time.monotonic() + self._settings.shutdown_grace + STOP_LIMIT
         log.info(events.DAEMON_STOPPING, msg="Stopping: no new wakes", live_wakes=len(self._supervisor))
         self._ending.set()
+        self._supervisor.note_stopping()
         self._launcher.close()
         self._reporter.stop_claiming()
         self._hints.close()

@@ -24,8 +24,15 @@ from dispatcher.agents.output import WakeOutput
 from dispatcher.agents.process import ManagedProcess, OrphanReaper, StopReport
 from dispatcher.errors import ShuttingDown, SpawnError
 from dispatcher.logs import get_logger
+from dispatcher.runtime.signals import STOP_SIGNALS
 
 log = get_logger(__name__)
+
+# Exit codes of a process that ended by a signal asking for it: the kernel's, and as shells and programs put it.
+ENDED_BY_STOP_SIGNAL: Final = frozenset(code for number in STOP_SIGNALS for code in (-number, 128 + number))
+# How long an end by such a signal waits for news that this daemon is stopping. One that sends the signal to the daemon
+# and its children together reaches them within a moment of each other, in any order.
+STOP_NEWS_SECONDS: Final = 1.0
 
 EndKind = Literal["exited", "timed_out", "stopped", "lost"]
 
@@ -48,6 +55,7 @@ class Ending:
 
     `exit_code` is negative for a signal and None when unknown (adopted, or not to be killed); `duration_s`
     runs from the start of the process; `cause` is a sentence for `timed_out`, `stopped` and `lost`, else "".
+    `stopped` is also an end by a signal somebody else sent while this daemon stops.
     """
 
     kind: EndKind
@@ -165,6 +173,7 @@ class Supervisor:
         self._reaper = OrphanReaper()
         self._news: queue.SimpleQueue[None] = queue.SimpleQueue()
         self._is_hurried = False
+        self._is_stopping = threading.Event()
 
     # -- starting
 
@@ -347,6 +356,8 @@ class Supervisor:
         else:
             self._ended_alone.append(wake.wake_id)
         wake.process.reap()
+        if exit_code in ENDED_BY_STOP_SIGNAL and self._is_stopping.wait(STOP_NEWS_SECONDS):
+            return Ending("stopped", exit_code, duration, SHUTDOWN_CAUSE)
         return Ending("exited", exit_code, duration, "")
 
     def _ended_by_us(self, wake: WakeProcess, kind: EndKind, cause: str) -> Ending:
@@ -398,6 +409,10 @@ class Supervisor:
         wake.request_stop(cause)
         return True
 
+    def note_stopping(self) -> None:
+        """This daemon is about to stop: a child that ends by a signal now, whoever sent it, was interrupted."""
+        self._is_stopping.set()
+
     def hurry(self) -> None:
         """Ends the grace `stop_all` is giving, or will give."""
         self._is_hurried = True
@@ -409,6 +424,7 @@ class Supervisor:
         What earlier wakes left running is ended too. Returns within `grace` + `limit` seconds, and one or two
         more for such leftovers: True when every process is gone and every end was reported.
         """
+        self.note_stopping()
         with self._lock:
             self._is_closed = True
         deadline = time.monotonic() + grace
@@ -439,13 +455,24 @@ class Supervisor:
         self._reaper.reap(known={wake.pid for wake in wakes})
 
     def _check_one(self, wake: WakeProcess) -> None:
-        if wake.thread is not None and not wake.thread.is_alive() and wake.thread.ident is not None:
+        if self._has_lost_its_thread(wake):
             self._finish(wake, self._abandon(wake, "its thread had died"))
             return
         overdue = time.monotonic() - wake.deadline - self._term_grace - processes.KILL_WAIT
         if overdue > OVERDUE_MARGIN:
             log.error(events.PROCESS_NUDGED, msg=f"{wake.agent} is overdue", wake_id=wake.wake_id)
             wake.nudge()
+
+    def _has_lost_its_thread(self, wake: WakeProcess) -> bool:
+        """Whether nobody waits for it: the look at the thread comes first, then the table.
+
+        A thread that ended in good order has taken its wake out of the table before. The other way round a wake that
+        ended well meanwhile would have its background processes killed.
+        """
+        if wake.thread is None or wake.thread.ident is None or wake.thread.is_alive():
+            return False
+        with self._lock:
+            return self._live.get(wake.wake_id) is wake
 
 
 def _shown(seconds: float) -> str:

@@ -66,6 +66,26 @@ def test_sigterm_with_two_children_gives_the_attempts_back(
     assert database.value("select state from dispatcher_instances") == "stopped"
 
 
+@pytest.mark.parametrize("child_first", [True, False])
+def test_c18_a_stop_that_signals_daemon_and_child_together_costs_no_attempt(
+    database: Database, seed: Seed, stub_agent: StubAgent, start_daemon: StartDaemon, child_first: bool
+) -> None:
+    """As systemd does it without KillMode=mixed: SIGTERM to the whole control group, in any order."""
+    seed.item("ada")
+    stub_agent.order(mode="hang")
+    for restart in range(1, 4):
+        daemon = start_daemon(SHUTDOWN_GRACE=5, WAKE_COOLDOWN=0)
+        wait_until(lambda number=restart: len(stub_agent.calls()) == number, 20)
+        child = psutil.Process(stub_agent.calls()[-1]["pid"])
+        for target in (child, daemon.process) if child_first else (daemon.process, child):
+            target.send_signal(signal.SIGTERM)
+        assert daemon.wait() == 0
+        assert states(database) == {"ada": "interrupted"}
+    [item] = database.rows("select status::text, attempt_count from agent_inbox_items")
+    assert item == {"status": "pending", "attempt_count": 0}
+    assert database.value("select sum(consecutive_failures) from agent_wake_state") == 0
+
+
 def test_children_that_end_within_the_grace_end_well(
     api: Api, database: Database, seed: Seed, stub_agent: StubAgent, start_daemon: StartDaemon
 ) -> None:

@@ -451,6 +451,43 @@ def test_a_stop_gives_grace_and_starts_nothing_more(tmp_path: Path) -> None:
         assert watch.ending().exit_code == 0
 
 
+@pytest.mark.parametrize("script", ["exec sleep 60", "trap 'exit 143' TERM; sleep 60 & wait"])
+@pytest.mark.parametrize("daemon_first", [True, False])
+def test_c18_an_end_by_a_signal_while_the_daemon_stops_is_no_failure(
+    watch: Watch, script: str, daemon_first: bool
+) -> None:
+    """Whoever sent it, and whichever of the two heard of it first."""
+    wake = watch.start(sh(script))
+    process = psutil.Process(wake.pid)
+    wait_until(lambda: process.name() == "sleep" or process.children())
+    if daemon_first:
+        watch.supervisor.note_stopping()
+    os.kill(wake.pid, signal.SIGTERM)
+    if not daemon_first:
+        with pytest.raises(queue.Empty):  # held back for a moment
+            watch.endings.get(timeout=0.2)
+        watch.supervisor.note_stopping()
+    assert watch.ending().kind == "stopped"
+
+
+def test_c18_an_end_by_a_signal_of_somebody_else_is_the_wakes_own(
+    watch: Watch, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(supervision, "STOP_NEWS_SECONDS", 0.05)
+    wake = watch.start(sh("exec sleep 60"))
+    os.kill(wake.pid, signal.SIGTERM)
+    assert (ending := watch.ending()).kind == "exited"
+    assert ending.exit_code == -signal.SIGTERM
+
+
+def test_c18_an_end_with_another_code_is_the_wakes_own_also_while_the_daemon_stops(watch: Watch) -> None:
+    watch.supervisor.note_stopping()
+    for code in (0, 1):
+        watch.start(sh(f"exit {code}"))
+        ending = watch.ending()
+        assert (ending.kind, ending.exit_code) == ("exited", code)
+
+
 def test_a_second_signal_skips_the_grace(tmp_path: Path) -> None:
     watch = Watch()
     watch.start(["/bin/sleep", "600"])
@@ -567,6 +604,29 @@ def test_a_wake_whose_thread_died_is_finished_by_the_check(watch: Watch, monkeyp
     watch.supervisor.check()
     assert watch.ending().kind == "lost"
     assert not psutil.pid_exists(wake.pid)
+
+
+def test_c32_a_wake_that_ended_well_meanwhile_keeps_its_background_processes(
+    watch: Watch, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    wake = watch.start(sh(f"sleep 60 & echo $! > {tmp_path}/pid; exit 0"))
+    snapshot = [wake]
+    assert watch.ending().exit_code == 0
+    assert wake.thread is not None
+    wake.thread.join(DEADLINE)
+    monkeypatch.setattr(watch.supervisor, "live", lambda: snapshot)
+    watch.supervisor.check()
+    [background] = pids_in(tmp_path / "pid", 1)
+    assert not is_gone(background)
+    assert not watch.has_ended()
+    os.kill(background, signal.SIGKILL)
+
+
+@pytest.mark.parametrize("seconds", [30 * 86_400.0, 10 * 365 * 86_400.0])
+def test_c32_a_time_of_years_can_be_waited_for(seconds: float) -> None:
+    watch = Watch(timeout=seconds)
+    watch.start(sh("exit 3"))
+    assert watch.ending().exit_code == 3
 
 
 def test_a_wake_that_cannot_be_waited_for_is_reported_lost(watch: Watch, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -246,6 +246,9 @@ class Settings(BaseSettings):
     stale_item_age_hours: Whole = _whole(24, 0, 87_600, "age at which pending items expire; 0: never", unit="h")
     max_wake_chain: Whole = _whole(6, 0, 1_000, "how many agents may wake one another in a row; 0: no limit")
     max_wakes_per_day: Whole = _whole(0, 0, 100_000, "wakes of one agent per day; 0: no limit")
+    alert_wakes_per_hour: Whole = _whole(
+        60, 0, 100_000, "wakes of one agent in an hour beyond which the operator is told; 0: never"
+    )
     lease_seconds: Whole = _whole(120, 30, 3_600, "length of an item's lease and of each renewal", unit="s")
 
     # -- the daemon itself

@@ -45,6 +45,7 @@ WAKE_END_UNREPORTED: Final = "wake.end_unreported"  # the end could not be told 
 
 SWEEP_FINISHED: Final = "sweep.finished"  # one reconciliation, with its numbers and duration
 SWEEP_SET_ASIDE: Final = "sweep.set_aside"  # items that wake nobody any more: too old, spent, or at the end of a chain
+SWEEP_OFTEN_WOKEN: Final = "sweep.often_woken"  # agents woken more than ALERT_WAKES_PER_HOUR times; they go on
 SWEEP_STEP_FAILED: Final = "sweep.step_failed"  # one step failed; the others went on
 AGENT_STALLED: Final = "agent.stalled"  # too many failures in a row; a notification was written
 

@@ -20,6 +20,7 @@ CREATE TABLE public.dispatcher_settings (
     lease_seconds integer DEFAULT 120 NOT NULL,
     max_wake_chain integer DEFAULT 6 NOT NULL,
     max_wakes_per_day integer DEFAULT 0 NOT NULL,
+    alert_wakes_per_hour integer DEFAULT 60 NOT NULL,
     instance_timeout double precision DEFAULT 45 NOT NULL,
     workflow_batch_size integer DEFAULT 10 NOT NULL,
     stale_dispatch_seconds double precision DEFAULT 300 NOT NULL,
@@ -1866,6 +1867,7 @@ CREATE TABLE public.agent_wake_state (
     waitlist_path text,
     waiting_since timestamp with time zone,
     chain_notified_at timestamp with time zone,
+    often_notified_at timestamp with time zone,
     updated_at timestamp with time zone DEFAULT now() NOT NULL,
     CONSTRAINT agent_wake_state_consecutive_failures_check CHECK ((consecutive_failures >= 0)),
     CONSTRAINT agent_wake_state_waiting CHECK (((waitlisted_at IS NULL) = (waitlist_path IS NULL)))
@@ -1874,6 +1876,8 @@ CREATE TABLE public.agent_wake_state (
 COMMENT ON TABLE public.agent_wake_state IS 'What the gates remember of an agent: failures in a row, stall, last wake, its place on the waitlist.';
 
 COMMENT ON COLUMN public.agent_wake_state.waiting_since IS 'created_at of the oldest item that waits; orders agents that joined the waitlist together.';
+
+COMMENT ON COLUMN public.agent_wake_state.often_notified_at IS 'When the operator was last told that the agent is woken unusually often.';
 
 CREATE FUNCTION dispatcher.lock_wake_state(p_agent_id uuid, p_tenant_id uuid) RETURNS public.agent_wake_state
     LANGUAGE plpgsql
@@ -2122,6 +2126,25 @@ $$;
 
 COMMENT ON FUNCTION dispatcher.notify_operator(p_tenant_id uuid, p_type text, p_title text, p_body text, p_agent_id uuid, p_meta jsonb, p_entity_type text, p_entity_id uuid) IS 'Writes a notification about an agent (or p_entity_id). A side write: when it fails, what it tells about is done all the same and the fault is noted. True when it was written.';
 
+CREATE FUNCTION dispatcher.often_woken_agents(p_sweeper dispatcher.claimant, p_limit integer) RETURNS TABLE(agent_id uuid, agent_slug text, wakes integer)
+    LANGUAGE sql STABLE
+    SET search_path TO ''
+    AS $$
+  select agent.id, agent.slug, lately.wakes
+    from public.agent_wake_state as state
+    join public.agents as agent on agent.id = state.agent_id
+   cross join lateral (select count(*)::integer as wakes from public.agent_wakes as wake
+                        where wake.agent_id = agent.id and wake.claimed_at > now() - interval '1 hour') as lately
+   where (p_sweeper.settings).alert_wakes_per_hour > 0
+     and agent.gateway_id = p_sweeper.gateway_id and agent.tenant_id = p_sweeper.tenant_id
+     and state.last_claimed_at > now() - interval '1 hour'
+     and (state.often_notified_at is null or state.often_notified_at <= now() - interval '1 hour')
+     and lately.wakes > (p_sweeper.settings).alert_wakes_per_hour
+   limit p_limit
+$$;
+
+COMMENT ON FUNCTION dispatcher.often_woken_agents(p_sweeper dispatcher.claimant, p_limit integer) IS 'Agents woken more than alert_wakes_per_hour times in the last hour, whatever woke them, of whom nobody was told in that hour.';
+
 CREATE TABLE public.agent_inbox_items (
     id uuid DEFAULT gen_random_uuid() NOT NULL,
     tenant_id uuid DEFAULT '00000000-0000-0000-0000-000000000000'::uuid NOT NULL,
@@ -2209,7 +2232,7 @@ declare
   v_is_due boolean;
   v_due text[] := '{}';
 begin
-  foreach v_phase in array array['expired', 'dead', 'chained', 'stalled', 'released', 'listed', 'claims', 'pruned'] loop
+  foreach v_phase in array array['expired', 'dead', 'chained', 'stalled', 'released', 'listed', 'claims', 'alerted', 'pruned'] loop
     begin
       v_is_due := case v_phase
         when 'expired' then cardinality(dispatcher.stale_item_ids(p_sweeper, 1)) > 0
@@ -2221,6 +2244,7 @@ begin
         when 'claims' then v_due @> array['listed'] or exists (
           select from public.agent_wake_state as state join public.agents as agent on agent.id = state.agent_id
            where agent.gateway_id = p_sweeper.gateway_id and state.waitlisted_at is not null)
+        when 'alerted' then exists (select from dispatcher.often_woken_agents(p_sweeper, 1))
         when 'pruned' then exists (select from public.agent_wakes where gateway_id = p_sweeper.gateway_id and ended_at < now() - interval '30 days')
           or exists (select from public.dispatcher_faults where tenant_id = p_sweeper.tenant_id and at < now() - interval '7 days')
       end;
@@ -3215,6 +3239,31 @@ $$;
 
 COMMENT ON FUNCTION dispatcher.tell_dead_letters(p_agent_id uuid, p_item_ids uuid[], p_reason text) IS 'One notification for items of an agent that nobody will try again.';
 
+CREATE FUNCTION dispatcher.tell_often_woken(p_sweeper dispatcher.claimant, p_limit integer) RETURNS integer
+    LANGUAGE plpgsql
+    SET search_path TO ''
+    AS $$
+declare
+  v_often record;
+  v_count integer := 0;
+begin
+  for v_often in select * from dispatcher.often_woken_agents(p_sweeper, p_limit) loop
+    continue when (dispatcher.lock_wake_state(v_often.agent_id, p_sweeper.tenant_id)).agent_id is null;
+    update public.agent_wake_state set often_notified_at = now() where agent_id = v_often.agent_id;
+    perform dispatcher.notify_operator(
+      p_sweeper.tenant_id, 'often_woken', format('Agent %s is woken unusually often', v_often.agent_slug),
+      format('%s wakes in the last hour (ALERT_WAKES_PER_HOUR is %s). It goes on. `dispatcher inbox list --agent %s` shows what wakes it; '
+             'MAX_WAKES_PER_DAY bounds it, and a paused agent is not woken.',
+             v_often.wakes, (p_sweeper.settings).alert_wakes_per_hour, v_often.agent_slug),
+      v_often.agent_id, jsonb_build_object('wakes', v_often.wakes, 'alert_wakes_per_hour', (p_sweeper.settings).alert_wakes_per_hour));
+    v_count := v_count + 1;
+  end loop;
+  return v_count;
+end
+$$;
+
+COMMENT ON FUNCTION dispatcher.tell_often_woken(p_sweeper dispatcher.claimant, p_limit integer) IS 'One notification per agent and hour for agents that are woken unusually often; stops nobody.';
+
 CREATE FUNCTION dispatcher.tight_budgets(p_budgets jsonb, p_estimates jsonb, p_runs integer) RETURNS jsonb
     LANGUAGE sql IMMUTABLE
     SET search_path TO ''
@@ -3279,6 +3328,7 @@ begin
   v_settings.lease_seconds := dispatcher.setting(p_settings, 'lease_seconds', 120, 1, 86400);
   v_settings.max_wake_chain := dispatcher.setting(p_settings, 'max_wake_chain', 6, 0, 1000000);
   v_settings.max_wakes_per_day := dispatcher.setting(p_settings, 'max_wakes_per_day', 0, 0, 100000000);
+  v_settings.alert_wakes_per_hour := dispatcher.setting(p_settings, 'alert_wakes_per_hour', 60, 0, 100000000);
   v_settings.instance_timeout := dispatcher.setting(p_settings, 'instance_timeout', 45, 0.1, 86400);
   v_settings.workflow_batch_size := dispatcher.setting(p_settings, 'workflow_batch_size', 10, 1, 500);
   v_settings.stale_dispatch_seconds := dispatcher.setting(p_settings, 'stale_dispatch_seconds', 300, 0, 86400 * 365);
@@ -5206,9 +5256,10 @@ begin
     when 'released' then v_count := dispatcher.release_forgotten_leases(v_sweeper, v_limit);
     when 'listed' then v_answer := dispatcher.fill_waitlist(v_sweeper, p_cursor, v_limit);
     when 'claims' then v_answer := dispatcher.claim_at_sweep(v_sweeper, p_claim_limit, p_request);
+    when 'alerted' then v_count := dispatcher.tell_often_woken(v_sweeper, v_limit);
     when 'pruned' then v_count := dispatcher.prune_old_rows(v_sweeper, v_limit);
     else raise exception 'unknown phase %', left(p_phase, 100) using errcode = 'OD002',
-      hint = 'look, expired, dead, chained, stalled, released, listed, claims or pruned';
+      hint = 'look, expired, dead, chained, stalled, released, listed, claims, alerted or pruned';
   end case;
   return jsonb_build_object('phase', p_phase, 'count', v_count, 'again', coalesce(v_count >= v_limit, false)) || v_answer
          || jsonb_build_object('ms', round(extract(epoch from clock_timestamp() - v_started) * 1000));
@@ -5261,11 +5312,16 @@ CREATE TABLE public.inbox_item_origins (
     from_agent_id uuid,
     chain_depth integer DEFAULT 0 NOT NULL,
     request_key text,
+    content_key text,
     created_at timestamp with time zone DEFAULT now() NOT NULL,
     CONSTRAINT inbox_item_origins_chain_depth_check CHECK ((chain_depth >= 0))
 );
 
 COMMENT ON TABLE public.inbox_item_origins IS 'Where an item came from when an agent posted it: the wake, the sender, and how long the chain of wakes has grown.';
+
+COMMENT ON COLUMN public.inbox_item_origins.request_key IS 'What names one request of a sender, ever: key:… as the caller chose it, else call:… of one run of its script.';
+
+COMMENT ON COLUMN public.inbox_item_origins.content_key IS 'Sender''s wake and content: the same post again is the same item while that is open.';
 
 CREATE VIEW dispatcher.inbox_due WITH (security_invoker='true') AS
  SELECT item.id,
@@ -5550,7 +5606,7 @@ CREATE TABLE public.inbox_item_marks (
     reopened_at timestamp with time zone,
     set_aside_at timestamp with time zone,
     set_aside_as text,
-    CONSTRAINT inbox_item_marks_set_aside_as_check CHECK ((set_aside_as = ANY (ARRAY['agent_stalled'::text, 'wake_chain_limit'::text]))),
+    CONSTRAINT inbox_item_marks_set_aside_as_check CHECK ((set_aside_as = ANY (ARRAY['agent_stalled'::text, 'wake_chain_limit'::text, 'operator'::text]))),
     CONSTRAINT inbox_item_marks_set_aside_has_both CHECK (((set_aside_at IS NULL) = (set_aside_as IS NULL)))
 );
 
@@ -5941,6 +5997,8 @@ CREATE INDEX inbox_item_leases_by_open_token ON public.inbox_item_leases USING b
 CREATE INDEX inbox_item_leases_by_wake ON public.inbox_item_leases USING btree (wake_id) WHERE (wake_id IS NOT NULL);
 
 CREATE INDEX inbox_item_leases_open_by_wake ON public.inbox_item_leases USING btree (wake_id) WHERE ((closed_at IS NULL) AND (wake_id IS NOT NULL));
+
+CREATE INDEX inbox_item_origins_by_content ON public.inbox_item_origins USING btree (from_agent_id, content_key) WHERE (content_key IS NOT NULL);
 
 CREATE INDEX inbox_item_origins_by_depth ON public.inbox_item_origins USING btree (tenant_id, chain_depth);
 
@@ -6627,6 +6685,9 @@ GRANT ALL ON FUNCTION dispatcher.note_workflow_actor(p_actor text, p_reason text
 REVOKE ALL ON FUNCTION dispatcher.notify_operator(p_tenant_id uuid, p_type text, p_title text, p_body text, p_agent_id uuid, p_meta jsonb, p_entity_type text, p_entity_id uuid) FROM PUBLIC;
 GRANT ALL ON FUNCTION dispatcher.notify_operator(p_tenant_id uuid, p_type text, p_title text, p_body text, p_agent_id uuid, p_meta jsonb, p_entity_type text, p_entity_id uuid) TO service_role;
 
+REVOKE ALL ON FUNCTION dispatcher.often_woken_agents(p_sweeper dispatcher.claimant, p_limit integer) FROM PUBLIC;
+GRANT ALL ON FUNCTION dispatcher.often_woken_agents(p_sweeper dispatcher.claimant, p_limit integer) TO service_role;
+
 GRANT ALL ON TABLE public.agent_inbox_items TO service_role;
 GRANT SELECT,INSERT,DELETE,UPDATE ON TABLE public.agent_inbox_items TO authenticated;
 
@@ -6773,6 +6834,9 @@ GRANT ALL ON FUNCTION dispatcher.tell_chain(p_sweeper dispatcher.claimant, p_age
 
 REVOKE ALL ON FUNCTION dispatcher.tell_dead_letters(p_agent_id uuid, p_item_ids uuid[], p_reason text) FROM PUBLIC;
 GRANT ALL ON FUNCTION dispatcher.tell_dead_letters(p_agent_id uuid, p_item_ids uuid[], p_reason text) TO service_role;
+
+REVOKE ALL ON FUNCTION dispatcher.tell_often_woken(p_sweeper dispatcher.claimant, p_limit integer) FROM PUBLIC;
+GRANT ALL ON FUNCTION dispatcher.tell_often_woken(p_sweeper dispatcher.claimant, p_limit integer) TO service_role;
 
 REVOKE ALL ON FUNCTION dispatcher.tight_budgets(p_budgets jsonb, p_estimates jsonb, p_runs integer) FROM PUBLIC;
 GRANT ALL ON FUNCTION dispatcher.tight_budgets(p_budgets jsonb, p_estimates jsonb, p_runs integer) TO service_role;

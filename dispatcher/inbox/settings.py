@@ -16,6 +16,7 @@ WAKE_SETTINGS: Final = (
     "lease_seconds",
     "max_wake_chain",
     "max_wakes_per_day",
+    "alert_wakes_per_hour",
     "instance_timeout",
 )
 

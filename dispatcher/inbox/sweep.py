@@ -175,6 +175,12 @@ class Sweeper:
         for step, why in _SET_ASIDE.items():
             if number := sweep.counts.get(step, 0):
                 log.warning(events.SWEEP_SET_ASIDE, msg=f"{number} item(s) set aside: {why}", step=step, items=number)
+        if number := sweep.counts.get("alerted", 0):
+            log.warning(
+                events.SWEEP_OFTEN_WOKEN,
+                msg=f"{number} agent(s) were woken more often than ALERT_WAKES_PER_HOUR; notifications name them",
+                agents=number,
+            )
         granted = sum(isinstance(verdict, Grant) for verdict in sweep.verdicts)
         log.info(
             events.SWEEP_FINISHED,

@@ -72,7 +72,7 @@ SWEPT: Final = Family(
     "dispatcher_sweep_rows",
     "counter",
     ("step",),
-    "Rows the steps of sweeps changed: expired, buried, chained, stalled, queued, pruned.",
+    "Rows the steps of sweeps changed: expired, dead, chained, stalled, released, listed, queued, alerted, pruned.",
 )
 RUNS: Final = Family(
     "dispatcher_workflow_runs", "gauge", ("status",), "Workflow runs of the tenant by status; read every 30 s."
@@ -117,7 +117,7 @@ RUN_STATUSES: Final = (
     *("queued", "dispatched", "claimed", "running", "waiting_for_approval", "blocked"),
     *("completed", "failed", "timed_out", "cancelled"),
 )
-SWEEP_STEPS: Final = ("expired", "dead", "chained", "stalled", "released", "listed", "queued", "pruned")
+SWEEP_STEPS: Final = ("expired", "dead", "chained", "stalled", "released", "listed", "queued", "alerted", "pruned")
 
 
 class Meter:

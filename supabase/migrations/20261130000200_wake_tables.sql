@@ -45,6 +45,7 @@ create table if not exists public.dispatcher_settings (
   lease_seconds integer not null default 120,
   max_wake_chain integer not null default 6,
   max_wakes_per_day integer not null default 0,
+  alert_wakes_per_hour integer not null default 60,
   instance_timeout double precision not null default 45,
   workflow_batch_size integer not null default 10,
   stale_dispatch_seconds double precision not null default 300,
@@ -104,10 +105,12 @@ create table if not exists public.agent_wake_state (
   waitlist_path text,
   waiting_since timestamptz,
   chain_notified_at timestamptz,
+  often_notified_at timestamptz,
   updated_at timestamptz not null default now(),
   constraint agent_wake_state_waiting check ((waitlisted_at is null) = (waitlist_path is null))
 );
 comment on table public.agent_wake_state is 'What the gates remember of an agent: failures in a row, stall, last wake, its place on the waitlist.';
+comment on column public.agent_wake_state.often_notified_at is 'When the operator was last told that the agent is woken unusually often.';
 comment on column public.agent_wake_state.waiting_since is 'created_at of the oldest item that waits; orders agents that joined the waitlist together.';
 
 create table if not exists public.inbox_item_leases (
@@ -133,9 +136,14 @@ create table if not exists public.inbox_item_origins (
   from_agent_id uuid references public.agents (id) on delete set null,
   chain_depth integer not null default 0 check (chain_depth >= 0),
   request_key text,
+  content_key text,
   created_at timestamptz not null default now()
 );
 comment on table public.inbox_item_origins is 'Where an item came from when an agent posted it: the wake, the sender, and how long the chain of wakes has grown.';
+comment on column public.inbox_item_origins.request_key is
+  'What names one request of a sender, ever: key:… as the caller chose it, else call:… of one run of its script.';
+comment on column public.inbox_item_origins.content_key is 'Sender''s wake and content: the same post again is the same item while that is open.';
+create index if not exists inbox_item_origins_by_content on public.inbox_item_origins (from_agent_id, content_key) where content_key is not null;
 create index if not exists inbox_item_origins_by_depth on public.inbox_item_origins (tenant_id, chain_depth);
 create index if not exists inbox_item_origins_by_wake on public.inbox_item_origins (wake_id) where wake_id is not null;
 create unique index if not exists inbox_item_origins_once on public.inbox_item_origins (tenant_id, from_agent_id, request_key) where request_key is not null;
@@ -153,7 +161,7 @@ create table if not exists public.inbox_item_marks (
   tenant_id uuid not null references public.tenants (id) on delete cascade,
   reopened_at timestamptz,
   set_aside_at timestamptz,
-  set_aside_as text check (set_aside_as in ('agent_stalled', 'wake_chain_limit')),
+  set_aside_as text check (set_aside_as in ('agent_stalled', 'wake_chain_limit', 'operator')),
   constraint inbox_item_marks_set_aside_has_both check ((set_aside_at is null) = (set_aside_as is null))
 );
 comment on table public.inbox_item_marks is 'What the dispatcher knows of an item beside its row.';

@@ -27,6 +27,7 @@ begin
   v_settings.lease_seconds := dispatcher.setting(p_settings, 'lease_seconds', 120, 1, 86400);
   v_settings.max_wake_chain := dispatcher.setting(p_settings, 'max_wake_chain', 6, 0, 1000000);
   v_settings.max_wakes_per_day := dispatcher.setting(p_settings, 'max_wakes_per_day', 0, 0, 100000000);
+  v_settings.alert_wakes_per_hour := dispatcher.setting(p_settings, 'alert_wakes_per_hour', 60, 0, 100000000);
   v_settings.instance_timeout := dispatcher.setting(p_settings, 'instance_timeout', 45, 0.1, 86400);
   v_settings.workflow_batch_size := dispatcher.setting(p_settings, 'workflow_batch_size', 10, 1, 500);
   v_settings.stale_dispatch_seconds := dispatcher.setting(p_settings, 'stale_dispatch_seconds', 300, 0, 86400 * 365);

@@ -238,6 +238,49 @@ end
 $$;
 comment on function dispatcher.release_forgotten_leases(dispatcher.claimant, integer) is 'Releases leases whose wake ended while somebody held the item.';
 
+create or replace function dispatcher.often_woken_agents(p_sweeper dispatcher.claimant, p_limit integer)
+returns table (agent_id uuid, agent_slug text, wakes integer)
+language sql stable set search_path = ''
+as $$
+  select agent.id, agent.slug, lately.wakes
+    from public.agent_wake_state as state
+    join public.agents as agent on agent.id = state.agent_id
+   cross join lateral (select count(*)::integer as wakes from public.agent_wakes as wake
+                        where wake.agent_id = agent.id and wake.claimed_at > now() - interval '1 hour') as lately
+   where (p_sweeper.settings).alert_wakes_per_hour > 0
+     and agent.gateway_id = p_sweeper.gateway_id and agent.tenant_id = p_sweeper.tenant_id
+     and state.last_claimed_at > now() - interval '1 hour'
+     and (state.often_notified_at is null or state.often_notified_at <= now() - interval '1 hour')
+     and lately.wakes > (p_sweeper.settings).alert_wakes_per_hour
+   limit p_limit
+$$;
+comment on function dispatcher.often_woken_agents(dispatcher.claimant, integer) is
+  'Agents woken more than alert_wakes_per_hour times in the last hour, whatever woke them, of whom nobody was told in that hour.';
+
+create or replace function dispatcher.tell_often_woken(p_sweeper dispatcher.claimant, p_limit integer) returns integer
+language plpgsql volatile set search_path = ''
+as $$
+declare
+  v_often record;
+  v_count integer := 0;
+begin
+  for v_often in select * from dispatcher.often_woken_agents(p_sweeper, p_limit) loop
+    continue when (dispatcher.lock_wake_state(v_often.agent_id, p_sweeper.tenant_id)).agent_id is null;
+    update public.agent_wake_state set often_notified_at = now() where agent_id = v_often.agent_id;
+    perform dispatcher.notify_operator(
+      p_sweeper.tenant_id, 'often_woken', format('Agent %s is woken unusually often', v_often.agent_slug),
+      format('%s wakes in the last hour (ALERT_WAKES_PER_HOUR is %s). It goes on. `dispatcher inbox list --agent %s` shows what wakes it; '
+             'MAX_WAKES_PER_DAY bounds it, and a paused agent is not woken.',
+             v_often.wakes, (p_sweeper.settings).alert_wakes_per_hour, v_often.agent_slug),
+      v_often.agent_id, jsonb_build_object('wakes', v_often.wakes, 'alert_wakes_per_hour', (p_sweeper.settings).alert_wakes_per_hour));
+    v_count := v_count + 1;
+  end loop;
+  return v_count;
+end
+$$;
+comment on function dispatcher.tell_often_woken(dispatcher.claimant, integer) is
+  'One notification per agent and hour for agents that are woken unusually often; stops nobody.';
+
 create or replace function dispatcher.prune_old_rows(p_sweeper dispatcher.claimant, p_limit integer) returns integer
 language plpgsql volatile set search_path = ''
 as $$
@@ -358,7 +401,7 @@ declare
   v_is_due boolean;
   v_due text[] := '{}';
 begin
-  foreach v_phase in array array['expired', 'dead', 'chained', 'stalled', 'released', 'listed', 'claims', 'pruned'] loop
+  foreach v_phase in array array['expired', 'dead', 'chained', 'stalled', 'released', 'listed', 'claims', 'alerted', 'pruned'] loop
     begin
       v_is_due := case v_phase
         when 'expired' then cardinality(dispatcher.stale_item_ids(p_sweeper, 1)) > 0
@@ -370,6 +413,7 @@ begin
         when 'claims' then v_due @> array['listed'] or exists (
           select from public.agent_wake_state as state join public.agents as agent on agent.id = state.agent_id
            where agent.gateway_id = p_sweeper.gateway_id and state.waitlisted_at is not null)
+        when 'alerted' then exists (select from dispatcher.often_woken_agents(p_sweeper, 1))
         when 'pruned' then exists (select from public.agent_wakes where gateway_id = p_sweeper.gateway_id and ended_at < now() - interval '30 days')
           or exists (select from public.dispatcher_faults where tenant_id = p_sweeper.tenant_id and at < now() - interval '7 days')
       end;
@@ -421,9 +465,10 @@ begin
     when 'released' then v_count := dispatcher.release_forgotten_leases(v_sweeper, v_limit);
     when 'listed' then v_answer := dispatcher.fill_waitlist(v_sweeper, p_cursor, v_limit);
     when 'claims' then v_answer := dispatcher.claim_at_sweep(v_sweeper, p_claim_limit, p_request);
+    when 'alerted' then v_count := dispatcher.tell_often_woken(v_sweeper, v_limit);
     when 'pruned' then v_count := dispatcher.prune_old_rows(v_sweeper, v_limit);
     else raise exception 'unknown phase %', left(p_phase, 100) using errcode = 'OD002',
-      hint = 'look, expired, dead, chained, stalled, released, listed, claims or pruned';
+      hint = 'look, expired, dead, chained, stalled, released, listed, claims, alerted or pruned';
   end case;
   return jsonb_build_object('phase', p_phase, 'count', v_count, 'again', coalesce(v_count >= v_limit, false)) || v_answer
          || jsonb_build_object('ms', round(extract(epoch from clock_timestamp() - v_started) * 1000));

@@ -51,6 +51,7 @@ class LineQueue:
         self._fault: str | None = None
         self._moved_at = time.monotonic()
         self._in_writing = False
+        self._closed = threading.Event()
         self._thread: threading.Thread | None = None
 
     def put(self, line: str) -> None:
@@ -85,6 +86,15 @@ class LineQueue:
                 self._changed.wait(left)
         return True
 
+    def close(self) -> None:
+        """Nobody writes through it any more: its thread ends, as soon as a write it is in does."""
+        self._closed.set()
+        with self._changed:
+            self._changed.notify_all()
+            thread = self._thread
+        if thread is not None:
+            thread.join(FLUSH_SECONDS)
+
     def _has_room_for(self, data: bytes) -> bool:
         return len(self._lines) < MAX_QUEUED_LINES and self._bytes + len(data) <= MAX_QUEUED_BYTES
 
@@ -102,15 +112,17 @@ class LineQueue:
     def _write_for_ever(self) -> None:
         if _ends_in_half_a_line(self.fd):
             self._write_all(b"\n")
-        while True:
-            self._write_all(self._next_batch())
+        while batch := self._next_batch():
+            self._write_all(batch)
 
     def _next_batch(self) -> bytes:
         with self._changed:
             self._in_writing = False
             self._changed.notify_all()
-            while not self._lines:
+            while not self._lines and not self._closed.is_set():
                 self._changed.wait()
+            if not self._lines:
+                return b""
             self._in_writing = True
             batch = self._take()
             if self._dropped:
@@ -130,7 +142,7 @@ class LineQueue:
     def _write_all(self, data: bytes) -> None:
         """Returns when all of it is written, however long that takes; so no line is left half written."""
         left = memoryview(data)
-        while left:
+        while left and not (self._fault and self._closed.is_set()):
             try:
                 written = os.write(self.fd, left)
             except BlockingIOError:  # somebody else made the descriptor non-blocking
@@ -155,7 +167,7 @@ class LineQueue:
             self._fault = text
         if is_news:
             self._tell(f"dispatcher: the log cannot be written: {text}; trying again, the work goes on")
-        time.sleep(WRITE_AGAIN_SECONDS)
+        self._closed.wait(WRITE_AGAIN_SECONDS)
 
 
 def _ends_in_half_a_line(fd: int) -> bool:

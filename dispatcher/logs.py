@@ -322,8 +322,10 @@ def _stdout_writer(before: LineWriter | QueuedWriter) -> LineWriter | QueuedWrit
         fd = sys.stdout.fileno()
     except (OSError, ValueError, AttributeError):  # closed from the start, or no file, as in tests
         return LineWriter(None)
-    if isinstance(before, QueuedWriter) and before.queue.fd == fd:
-        return before
+    if isinstance(before, QueuedWriter):
+        if before.queue.fd == fd:
+            return before
+        before.queue.close()
     queue = LineQueue(fd, _dropped_line, say_on_stderr)
     atexit.register(queue.flush)
     return QueuedWriter(queue)

@@ -23,6 +23,7 @@ from tests.support.daemon import base_environment
 from tests.support.waiting import wait_until
 
 SMALLEST_PIPE = 4096
+LINE = "x" * 999
 
 
 class Pipe:
@@ -34,10 +35,16 @@ class Pipe:
         self.said: list[str] = []
         self.queue = LineQueue(self.write_end, lambda count: f"{count} dropped", self.said.append)
 
-    def is_full(self) -> bool:
-        """Whether the thread waits in a write that has no room."""
+    def stall(self) -> None:
+        """Puts lines of 1,000 bytes until the thread waits in a write that has no room."""
+        for _ in range(40):
+            self.queue.put(LINE)
+        wait_until(self._is_full)
+
+    def _is_full(self) -> bool:
         with self.queue._changed:
-            return self.queue._in_writing and len(self.queue._lines) > 0
+            standstill = time.monotonic() - self.queue._moved_at
+            return self.queue._in_writing and len(self.queue._lines) > 0 and standstill > 0.3
 
     def read_until(self, last: str) -> list[str]:
         """The lines up to the first that is `last`."""
@@ -52,7 +59,9 @@ def pipe() -> Iterator[Pipe]:
     made = Pipe()
     yield made
     with contextlib.suppress(OSError):
-        os.close(made.read_end)  # a writer that still waits gets EPIPE, and the thread sleeps with the process
+        os.close(made.read_end)  # a writer that still waits gets EPIPE
+    made.queue.close()
+    os.close(made.write_end)
 
 
 def test_lines_arrive_whole_and_in_order(pipe: Pipe) -> None:
@@ -64,11 +73,11 @@ def test_lines_arrive_whole_and_in_order(pipe: Pipe) -> None:
 
 
 def test_c13_nobody_waits_for_a_reader_that_stalls_and_the_loss_is_told_in_its_place(pipe: Pipe) -> None:
-    line = "x" * 999
-    room = log_output.MAX_QUEUED_BYTES // 1000
+    pipe.stall()
+    more = 3 * log_output.MAX_QUEUED_BYTES // 1000
     started = time.monotonic()
-    for _ in range(3 * room):
-        pipe.queue.put(line)
+    for _ in range(more):
+        pipe.queue.put(LINE)
     assert time.monotonic() - started < 5
     trouble = pipe.queue.trouble
     assert trouble is not None
@@ -80,23 +89,22 @@ def test_c13_nobody_waits_for_a_reader_that_stalls_and_the_loss_is_told_in_its_p
     pipe.queue.put("the end")
     reader.join(10)
     told = [number for number, text in enumerate(reading) if text.endswith(" dropped")]
-    kept = [text for text in reading if text == line]
+    kept = [text for text in reading if text == LINE]
     assert len(told) == 1
-    assert len(kept) + int(reading[told[0]].split()[0]) == 3 * room
+    assert len(kept) + int(reading[told[0]].split()[0]) == 40 + more
     assert reading[told[0] + 1 :] == ["the end"]
 
 
 def test_c13_short_lines_are_bounded_by_their_number(pipe: Pipe) -> None:
-    for number in range(log_output.MAX_QUEUED_LINES + 5_000):
+    pipe.stall()
+    for number in range(log_output.MAX_QUEUED_LINES + 1):
         pipe.queue.put(f"{number}")
     assert len(pipe.queue._lines) <= log_output.MAX_QUEUED_LINES
     assert pipe.queue.trouble is not None
 
 
 def test_c13_a_flush_does_not_wait_for_a_reader_that_stalls(pipe: Pipe) -> None:
-    for _ in range(100):
-        pipe.queue.put("x" * 999)
-    wait_until(pipe.is_full)
+    pipe.stall()
     started = time.monotonic()
     assert not pipe.queue.flush(seconds=60, standstill=0.2)
     assert time.monotonic() - started < 5
@@ -145,6 +153,8 @@ def test_c14_a_full_device_is_said_once_and_by_health() -> None:
     assert queue.trouble == "the log cannot be written: No space left on device"
     assert not queue.flush(0.1)
     assert said == ["dispatcher: the log cannot be written: No space left on device; trying again, the work goes on"]
+    queue.close()
+    os.close(fd)
 
 
 DISK = """

@@ -37,7 +37,7 @@ from dispatcher.inbox.reporter import Reporter
 from dispatcher.inbox.settings import wake_settings
 from dispatcher.inbox.store import InboxStore
 from dispatcher.inbox.sweep import Sweeper
-from dispatcher.inbox.worker import WakeWorker
+from dispatcher.inbox.worker import ClaimTroubles, WakeWorker
 from dispatcher.instance.adoption import Adopter, Host
 from dispatcher.instance.heartbeat_file import HeartbeatFile, own_file
 from dispatcher.instance.model import Adoption, OpenWake, Registration
@@ -47,6 +47,7 @@ from dispatcher.logs import get_logger
 from dispatcher.runtime.group import ServiceGroup
 from dispatcher.runtime.health import STANDSTILL_SECONDS, Health
 from dispatcher.runtime.metrics import Meter
+from dispatcher.runtime.repeats import Repeats
 from dispatcher.runtime.service import PeriodicService, Service
 from dispatcher.runtime.signals import SignalCollector
 from dispatcher.runtime.wakeup import DueTimes
@@ -108,6 +109,7 @@ class Daemon:
         settings = self._settings
         self._book = WakeBook(on_deferred=self._look_again)
         self._agents = LocalAgents()
+        self._malformed_hints = Repeats()
         self._due: DueTimes[UUID] = DueTimes()
         self._hints = Hints(self._agents, self._due, self._book)
         self._store = InboxStore(self._rest, lambda: self._instance_id, self._book)
@@ -214,6 +216,7 @@ class Daemon:
         sweep_health = self._health.loop("sweep", settings.reconcile_interval)
         self._sweep = PeriodicService("sweep", self._sweeper.beat, self._sweeper.next_interval, health=sweep_health)
         claims = self._health.loop("claims", None)
+        self._claim_troubles = ClaimTroubles()
         workers = [
             WakeWorker(
                 f"inbox-{number}",
@@ -222,6 +225,7 @@ class Daemon:
                 agents=self._agents,
                 decisions=self._decisions,
                 health=claims,
+                troubles=self._claim_troubles,
             )
             for number in range(1, WORKERS + 1)
         ]
@@ -339,16 +343,30 @@ class Daemon:
     # -- what the parts tell one another
 
     def _on_hint(self, hint: Hint) -> None:
+        agent_id = uuid_or_none(hint.agent_id)
+        item_ids = [item for text in hint.item_ids if (item := uuid_or_none(text)) is not None]
         if hint.kind == "run":
             self._workflows.wake_early()
             self._notify.wake_early()
-        elif hint.agent_id is None:
+        elif agent_id is None:
+            self._tell_malformed(hint)
             self._sweep.wake_early()
-        elif hint.kind == "inbox" and hint.item_ids:
+        elif hint.kind == "inbox" and item_ids:
             self._sweeper.note_hint()
-            self._hints.item(UUID(hint.agent_id), [UUID(item) for item in hint.item_ids], hint.path)
+            self._hints.item(agent_id, item_ids, hint.path)
         else:
-            self._hints.agent(UUID(hint.agent_id))
+            self._hints.agent(agent_id)
+
+    def _tell_malformed(self, hint: Hint) -> None:
+        """A hint without an agent means everybody; one that names no agent there can be is told, now and then."""
+        repeats = None if hint.agent_id is None else self._malformed_hints.news("agent id")
+        if repeats is not None:
+            log.warning(
+                events.REALTIME_HINT_MALFORMED,
+                msg=f"A hint names an agent id that is no UUID ({hint.agent_id!a:.60}); sweeping instead",
+                path=hint.path,
+                repeats=repeats,
+            )
 
     def _look_again(self, agent_id: UUID) -> None:
         self._hints.agent(agent_id)
@@ -382,6 +400,7 @@ class Daemon:
 
     def _on_swept(self, seconds: float, counts: Mapping[str, int]) -> None:
         self._health.has_come("sweep")
+        self._claim_troubles.over()
         _counted(self._meter.swept)(seconds, counts)
 
     def _on_broadcast_available(self, available: bool) -> None:
@@ -557,6 +576,14 @@ class Daemon:
             self._instances.stop(self._instance_id, seconds)
         except Exception as error:  # noqa: BLE001 - the heartbeat's silence will tell the others
             log.warning(events.INSTANCE_GONE, msg="Could not sign off", error=str(error))
+
+
+def uuid_or_none(text: str | None) -> UUID | None:
+    """What a frame calls an id; None when it can be none."""
+    try:
+        return None if text is None else UUID(text)
+    except ValueError:
+        return None
 
 
 def seconds_for_goodbye(left: float) -> float:

@@ -70,6 +70,7 @@ HEARTBEAT_FILE_FAILED: Final = "instance.heartbeat_file_failed"  # HEARTBEAT_FIL
 
 REALTIME_SUBSCRIBED: Final = "realtime.subscribed"  # the server says that events flow
 REALTIME_HINT: Final = "realtime.hint"  # an event named an agent to look at
+REALTIME_HINT_MALFORMED: Final = "realtime.hint_malformed"  # an event named no possible agent; a sweep looks instead
 REALTIME_DEAF: Final = "realtime.deaf"  # the canary did not come back; sweeping often until it does
 REALTIME_SILENT: Final = "realtime.silent"  # sweeps find items that no hint announced although Realtime looks well
 REALTIME_LOST: Final = "realtime.lost"  # the connection or the channel is gone

@@ -13,13 +13,14 @@ from collections.abc import Callable
 from typing import Final
 
 from dispatcher import events
-from dispatcher.errors import DispatcherError
+from dispatcher.errors import DispatcherError, RestError
 from dispatcher.inbox.book import WakeBook
 from dispatcher.inbox.model import Ended, Report, ReportAnswer, ReportResult, Verdict
 from dispatcher.inbox.store import InboxStore
 from dispatcher.logs import get_logger
 from dispatcher.runtime.backoff import Backoff, exponential, jittered
 from dispatcher.runtime.health import LoopHealth
+from dispatcher.runtime.repeats import Repeats
 from dispatcher.runtime.service import Service
 
 log = get_logger(__name__)
@@ -33,6 +34,7 @@ BUSY_SECONDS: Final = 0.05
 # So often is nobody told that it is still held.
 QUIET_TRIES: Final = 6
 LONGEST_REST: Final = 60.0
+LONGEST_OUTAGE_REST: Final = 5.0
 TRIED_AGAIN: Final = ("error", "busy")
 
 
@@ -56,7 +58,8 @@ class Reporter(Service):
         self._on_verdicts = on_verdicts
         self._on_result = on_result
         self._health = health
-        self._backoff = Backoff(base=0.5, cap=5.0)
+        self._backoff = Backoff(base=0.5, cap=LONGEST_REST)
+        self._repeats = Repeats()
         self._changed = threading.Condition()
         self._reports: list[Report] = []
         # By due time on the monotonic clock: what was refused while the calls as such work.
@@ -127,6 +130,7 @@ class Reporter(Service):
                 self._keep(reports, error)
                 return
             self._backoff.reset()
+            self._repeats.over()
             self._health.succeeded()
             self._settle(answer, reports, asked_at)
 
@@ -135,14 +139,23 @@ class Reporter(Service):
         with self._changed:
             self._reports[:0] = reports
         self._health.failed(error)
-        delay = self._backoff.next_delay()
-        log.warning(
-            events.WAKE_END_UNREPORTED,
-            msg=f"Could not report {len(reports)} wake(s), trying again in {delay:.1f} s",
-            reports=len(reports),
-            error=str(error),
-        )
+        delay = self._seconds_to_next_try(error)
+        repeats = self._repeats.news(str(error))
+        if repeats is not None:
+            log.warning(
+                events.WAKE_END_UNREPORTED,
+                msg=f"Could not report {len(reports)} wake(s), trying again in {delay:.1f} s",
+                reports=len(reports),
+                error=str(error),
+                repeats=repeats,
+            )
         self._rest(delay)
+
+    def _seconds_to_next_try(self, error: DispatcherError) -> float:
+        """What is refused time after time is not sent often; an outage may be over any moment."""
+        delay = self._backoff.next_delay()
+        is_refused = isinstance(error, RestError) and not error.retryable
+        return delay if is_refused else min(delay, LONGEST_OUTAGE_REST)
 
     def _rest(self, delay: float) -> None:
         """Waits before the next try; a stop ends the wait, and what is left is then tried more often."""

@@ -2,23 +2,68 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+import random
+import threading
+import time
+from collections.abc import Callable, Iterable
 from typing import Final
 
 from dispatcher import events
-from dispatcher.errors import DispatcherError
+from dispatcher.errors import DispatcherError, RestError
 from dispatcher.inbox.decisions import Decisions
 from dispatcher.inbox.hints import Hints, LocalAgents
 from dispatcher.inbox.model import Claim, Refusal, Verdict
 from dispatcher.inbox.store import InboxStore
 from dispatcher.logs import get_logger
-from dispatcher.runtime.backoff import jittered
+from dispatcher.runtime.backoff import exponential, jittered
 from dispatcher.runtime.health import LoopHealth
+from dispatcher.runtime.repeats import Repeats
 from dispatcher.runtime.service import Service
 
 log = get_logger(__name__)
 
+# After a call that failed its agents are looked at again after this, doubled each time.
 RETRY_SECONDS: Final = 3.0
+# As long as no answer comes it may come back any moment; what is refused time after time is not asked often.
+LONGEST_OUTAGE_REST: Final = 5.0
+LONGEST_REST: Final = 60.0
+
+
+class ClaimTroubles:
+    """What the workers know together of claims that fail: how long to leave off, and whether to say so. Thread-safe."""
+
+    def __init__(self, draw: Callable[[], float] = random.random) -> None:
+        self._draw = draw
+        self._lock = threading.Lock()
+        self._failures = 0
+        self._until = 0.0
+        self._is_over = threading.Event()
+        self.repeats = Repeats()
+
+    def failed(self, error: DispatcherError) -> float:
+        """Counts one more; how long (s) nobody claims."""
+        with self._lock:
+            self._failures += 1
+            longest = LONGEST_REST if isinstance(error, RestError) and not error.retryable else LONGEST_OUTAGE_REST
+            delay = jittered(exponential(self._failures, RETRY_SECONDS, longest), 0.25, self._draw)
+            self._until = time.monotonic() + delay
+            self._is_over.clear()
+            return delay
+
+    def over(self) -> None:
+        """The database answers again: whoever leaves off goes on."""
+        with self._lock:
+            self._failures = 0
+            self._until = 0.0
+            self._is_over.set()
+        self.repeats.over()
+
+    def leave_off(self) -> None:
+        """Waits until claiming is worth another try."""
+        with self._lock:
+            seconds = self._until - time.monotonic()
+        if seconds > 0:
+            self._is_over.wait(seconds)
 
 
 class WakeWorker(Service):
@@ -33,6 +78,7 @@ class WakeWorker(Service):
         agents: LocalAgents,
         decisions: Decisions,
         health: LoopHealth,
+        troubles: ClaimTroubles,
     ) -> None:
         super().__init__(name)
         self._hints = hints
@@ -40,10 +86,17 @@ class WakeWorker(Service):
         self._agents = agents
         self._decisions = decisions
         self._health = health
+        self._troubles = troubles
+
+    def request_stop(self) -> None:
+        """As in `Service`; also ends the wait after a failure."""
+        super().request_stop()
+        self._troubles.over()
 
     def run_service(self) -> None:
         """Works until asked to stop."""
         while not self.stopping.is_set():
+            self._troubles.leave_off()
             claims = self._hints.take()
             if claims and not self.stopping.is_set():
                 with self._health.at_work():
@@ -58,19 +111,25 @@ class WakeWorker(Service):
             self._put_off(claims, error)
             return
         self._health.succeeded()
+        self._troubles.over()
         self._note_foreign(verdicts)
         self._decisions.act_on(verdicts)
 
     def _put_off(self, claims: list[Claim], error: DispatcherError) -> None:
-        """The database could not be asked: the agents are looked at again soon, spread out."""
+        """The database could not be asked: the agents are looked at again, later each time."""
         self._health.failed(error)
+        delay = self._troubles.failed(error)
         for claim in claims:
-            self._hints.later(claim.agent_id, jittered(RETRY_SECONDS, 0.5))
+            self._hints.later(claim.agent_id, delay)
+        repeats = self._troubles.repeats.news(str(error))
+        if repeats is None:
+            return
         log.warning(
             events.WAKE_CLAIM_FAILED,
-            msg=f"Could not claim {len(claims)} wake(s), trying again soon: {error}",
+            msg=f"Could not claim {len(claims)} wake(s), trying again in {delay:.0f} s: {error}",
             agents=len(claims),
             error=str(error),
+            repeats=repeats,
         )
 
     def _note_foreign(self, verdicts: Iterable[Verdict]) -> None:

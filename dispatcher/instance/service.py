@@ -17,6 +17,7 @@ from dispatcher.instance.model import OpenWake
 from dispatcher.instance.store import InstanceStore
 from dispatcher.logs import get_logger
 from dispatcher.runtime.health import Health
+from dispatcher.runtime.repeats import Repeats
 
 log = get_logger(__name__)
 
@@ -74,6 +75,7 @@ class Heart:
         self._on_orphaned = on_orphaned
         self._orphaned: frozenset[UUID] = frozenset()
         self._register_again = register_again
+        self._repeats = Repeats()
 
     def beat(self) -> None:
         """Writes the row. Raises when it could not be written."""
@@ -84,9 +86,9 @@ class Heart:
         except RestError as error:
             if error.code != INSTANCE_GONE:
                 raise
-            log.warning(events.INSTANCE_GONE, msg="The row of this instance is gone; registering it again")
-            self._register_again()
+            self._come_back()
             return
+        self._repeats.over()
         self._expect_canary(str(nonce), asked_at)
         self._on_broadcast_available(answer.broadcast_available)
         for wake_id in answer.fenced:
@@ -98,3 +100,11 @@ class Heart:
         self._orphaned = answer.orphaned
         if answer.renewed:
             log.debug(events.LEASE_RENEWED, msg=f"Renewed {answer.renewed} lease(s)", leases=answer.renewed)
+
+    def _come_back(self) -> None:
+        """Registers again. Where that fails (its gateway is gone, say) the beat fails with the reason."""
+        repeats = self._repeats.news(INSTANCE_GONE)
+        if repeats is not None:
+            text = "The row of this instance is gone; registering it again"
+            log.warning(events.INSTANCE_GONE, msg=text, repeats=repeats)
+        self._register_again()

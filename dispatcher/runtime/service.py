@@ -12,8 +12,9 @@ from typing import Final
 from dispatcher import events
 from dispatcher.errors import EXIT_FAILED, DispatcherError
 from dispatcher.logs import get_logger
-from dispatcher.runtime.backoff import jittered
+from dispatcher.runtime.backoff import exponential, jittered
 from dispatcher.runtime.health import LoopHealth
+from dispatcher.runtime.repeats import Repeats
 
 log = get_logger(__name__)
 
@@ -78,6 +79,8 @@ class Service(ABC):
 SECONDS_WITHOUT_ANSWER: Final = 5.0
 # After a beat that failed, where the interval is fixed: what failed for a moment must not look failed for a minute.
 SECONDS_AFTER_FAILURE: Final = 5.0
+# What fails time after time is tried ever more rarely, up to this or its interval.
+LONGEST_AFTER_FAILURE: Final = 60.0
 
 
 class PeriodicService(Service):
@@ -101,7 +104,8 @@ class PeriodicService(Service):
         super().__init__(name)
         self._beat = beat
         self._interval = interval if callable(interval) else lambda: self._fixed_interval(interval)
-        self._has_failed = False
+        self._failures = 0
+        self._repeats = Repeats()
         self._health = health
         self._spread = spread
         self._fatal = fatal
@@ -128,7 +132,9 @@ class PeriodicService(Service):
             self._early.wait(jittered(self._seconds_to_next(), self._spread, self._draw))
 
     def _fixed_interval(self, seconds: float) -> float:
-        return min(seconds, SECONDS_AFTER_FAILURE) if self._has_failed else seconds
+        if not self._failures:
+            return seconds
+        return min(seconds, exponential(self._failures, SECONDS_AFTER_FAILURE, LONGEST_AFTER_FAILURE))
 
     def _seconds_to_next(self) -> float:
         try:
@@ -143,17 +149,21 @@ class PeriodicService(Service):
         except self._fatal:
             raise
         except Exception as error:  # one bad beat must not end the loop
-            log.error(
-                events.BEAT_FAILED,
-                msg=f"{self.name} failed this time: {error}",
-                service=self.name,
-                # Of a database that is away the way through our own code tells nobody anything.
-                exc_info=None if isinstance(error, DispatcherError) else error,
-            )
-            self._has_failed = True
+            # The same error is told once, then once a minute with the number of times.
+            if (repeats := self._repeats.news(f"{type(error).__name__}: {error}")) is not None:
+                log.error(
+                    events.BEAT_FAILED,
+                    msg=f"{self.name} failed this time: {error}",
+                    service=self.name,
+                    repeats=repeats,
+                    # Of a database that is away the way through our own code tells nobody anything.
+                    exc_info=None if isinstance(error, DispatcherError) else error,
+                )
+            self._failures += 1
             if self._health is not None:
                 self._health.failed(error)
         else:
-            self._has_failed = False
+            self._failures = 0
+            self._repeats.over()
             if self._health is not None:
                 self._health.succeeded()

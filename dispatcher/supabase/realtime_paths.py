@@ -18,7 +18,7 @@ from dispatcher.supabase.realtime_health import Path, Trouble
 
 _INSERT = RealtimePostgresChangesListenEvent.Insert
 _UPDATE = RealtimePostgresChangesListenEvent.Update
-_ACTIONABLE = frozenset({"pending", "failed"})
+_ACTIONABLE = ("pending", "failed")  # compared, not hashed: a frame may hold anything
 _TOKEN_WORDS = ("jwt", "token", "unauthorized", "role`", "claims")
 _LIMIT_WORDS = ("ratelimit", "too many")
 
@@ -120,10 +120,11 @@ def _changes_channel(entries: list[Entry], *, essential: bool = True, canary: bo
     return ChannelPlan(f"dispatcher:{uuid.uuid4().hex}", options, tuple(entries), essential, canary)
 
 
-def read_broadcast(event: str, payload: Mapping[str, Any], instance_id: str) -> Hint | CanaryFrame | None:
-    """What a broadcast says; None when it is not for us."""
+def read_broadcast(event: object, body: object, instance_id: str) -> Hint | CanaryFrame | None:
+    """What a broadcast says, whatever it holds; None when it is not for us."""
+    payload = _mapping(body)
     if event == "canary":
-        ours = payload.get("instance_id") in {None, instance_id}
+        ours = payload.get("instance_id") in (None, instance_id)
         return CanaryFrame(_text(payload, "nonce")) if ours else None
     if event == "inbox":
         return _inbox_hint(_text(payload, "agent_id"), _item_ids(payload), "broadcast")
@@ -134,12 +135,13 @@ def read_broadcast(event: str, payload: Mapping[str, Any], instance_id: str) -> 
     return None
 
 
-def read_change(data: Mapping[str, Any], instance_id: str) -> Hint | CanaryFrame | None:
-    """What a change of a row says; None when it makes nobody wakeable."""
-    record: Mapping[str, Any] = data.get("record") or {}
+def read_change(body: object, instance_id: str) -> Hint | CanaryFrame | None:
+    """What a change of a row says, whatever it holds; None when it makes nobody wakeable."""
+    data = _mapping(body)
+    record = _mapping(data.get("record"))
     table, event = data.get("table"), data.get("type")
     if table == "dispatcher_instances":
-        return CanaryFrame(None) if record.get("id") in {None, instance_id} else None
+        return CanaryFrame(None) if record.get("id") in (None, instance_id) else None
     if table == "agents":
         return Hint("agent", _text(record, "id"), None, "postgres_changes")
     if table == "agent_budgets":
@@ -154,6 +156,10 @@ def read_change(data: Mapping[str, Any], instance_id: str) -> Hint | CanaryFrame
 
 def _inbox_hint(agent_id: str | None, item_ids: tuple[str, ...], path: Path) -> Hint:
     return Hint("inbox", agent_id, item_ids[0] if item_ids else None, path, item_ids)
+
+
+def _mapping(value: object) -> Mapping[str, Any]:
+    return value if isinstance(value, Mapping) else {}
 
 
 def _item_ids(payload: Mapping[str, Any]) -> tuple[str, ...]:
@@ -184,6 +190,6 @@ def read_refusal(text: str) -> tuple[Trouble, str]:
 def _json_object(text: str) -> dict[str, Any]:
     try:
         value = json.loads(text)
-    except ValueError:
+    except (ValueError, RecursionError):
         return {}
     return value if isinstance(value, dict) else {}

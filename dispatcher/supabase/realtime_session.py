@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import dataclass, field
 from functools import partial
@@ -154,11 +154,10 @@ class Session:
             self._tell(ChannelEvent("ready", joined))
 
     def _on_broadcast(self, joined: Joined, payload: BroadcastPayload) -> None:
-        self._frame(joined, read_broadcast(payload["event"], payload["payload"], self._instance_id))
+        self._frame(joined, read_broadcast(payload.get("event"), payload.get("payload"), self._instance_id))
 
     def _on_change(self, joined: Joined, payload: PostgresChangesPayload) -> None:
-        data: Mapping[str, Any] = {**payload["data"]}
-        self._frame(joined, read_change(data, self._instance_id))
+        self._frame(joined, read_change(payload.get("data"), self._instance_id))
 
     def _frame(self, joined: Joined, said: Hint | CanaryFrame | None) -> None:
         if said is not None and not joined.left:

@@ -11,6 +11,7 @@ from dispatcher.agents.openclaw_calls import SYSTEM_EVENT_SECONDS, OpenclawComma
 from dispatcher.agents.registry import normalise_id, resolve_id
 from dispatcher.errors import DispatcherError
 from dispatcher.logs import get_logger
+from dispatcher.runtime.backoff import Backoff
 from dispatcher.workflows.message import notification_text
 from dispatcher.workflows.model import Delivery, Notification
 from dispatcher.workflows.store import WorkflowStore
@@ -41,20 +42,29 @@ class Notifier:
         self._interval = interval
         self._is_stopping = is_stopping
         self._next_in: float | None = None
+        self._failures = Backoff(base=SHORTEST_WAIT * 10, cap=max(SHORTEST_WAIT * 10, interval))
+        self._has_failed = False
 
     def beat(self) -> None:
         """Delivers until nothing is due. Raises what the store's calls raise."""
-        self._next_in = SHORTEST_WAIT * 10
+        self._has_failed = True
+        self._deliver_due()
+        self._has_failed = False
+        self._failures.reset()
+
+    def next_interval(self) -> float:
+        """Seconds to the next look: after a failed one later each time."""
+        if self._has_failed:
+            return self._failures.next_delay()
+        return self._interval if self._next_in is None else min(self._interval, max(SHORTEST_WAIT, self._next_in))
+
+    def _deliver_due(self) -> None:
         while not self._is_stopping():
             outbox = self._store.claim_notifications(AT_ONCE, LEASE_SECONDS, self._known_agents())
             self._next_in = outbox.next_in
             if not outbox.due:
                 return
             self._deliver_all(outbox.due)
-
-    def next_interval(self) -> float:
-        """Seconds to the next look."""
-        return self._interval if self._next_in is None else min(self._interval, max(SHORTEST_WAIT, self._next_in))
 
     def _deliver_all(self, due: Sequence[Notification]) -> None:
         with ThreadPoolExecutor(len(due), thread_name_prefix="notify") as pool:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ast
 import contextlib
+import functools
 import inspect
 import json
 import math
@@ -34,8 +35,8 @@ NAN = float("nan")
 INFINITIES = ["Infinity", "-Infinity", "NaN", math.inf, -math.inf, NAN, 1e309, 10**400, -(10**400)]
 BODIES: list[Any] = [[], {}, "", None, 5, True, "x", [None], [[]], [{}], {"code": "ok"}, {"busy": False}, [1, 2]]
 # Nobody waits for what these answer.
-WITHOUT_ANSWER = {"stop_dispatcher_instance"}
-GIVES_NO_ROW = ("register_dispatcher_instance", {"code": "ok"})
+WITHOUT_ANSWER = {"stop", "note_sweep"}
+GIVES_NO_ROW = ("register", {"code": "ok"})
 
 
 class Rest:
@@ -90,14 +91,16 @@ def stores(rest: Any) -> list[Any]:
     ]
 
 
-def store_calls(rest: Rest) -> Iterator[Callable[[], Any]]:
-    """Every public method of every store, with arguments made by their kind."""
+def store_calls(rest: Rest) -> dict[str, Callable[[], Any]]:
+    """Every public method of every store by its name, with arguments made by their kind."""
+    found: dict[str, Callable[[], Any]] = {}
     for store in stores(rest):
         for name, method in inspect.getmembers(store, inspect.ismethod):
             if not name.startswith("_"):
                 parameters = inspect.signature(method).parameters.values()
                 wanted = [SAMPLES[one.annotation]() for one in parameters if one.default is one.empty]
-                yield lambda method=method, wanted=wanted: method(*wanted)
+                found[name] = functools.partial(method, *wanted)
+    return found
 
 
 def named_functions(package: str, methods: Collection[str] = ("rpc", "_call", "_ask")) -> set[str]:
@@ -113,7 +116,7 @@ def named_functions(package: str, methods: Collection[str] = ("rpc", "_call", "_
     return found
 
 
-# One good answer per function, as the SQL makes them.
+# One good answer per call of a store, as the SQL makes them.
 GRANT = {
     "granted": True,
     "wake_id": str(ID),
@@ -141,20 +144,24 @@ STEP_ERROR = {"phase": "expired", "run_id": None, "error": "boom", "error_code":
 STOP = {"wake_id": str(ID), "cause": "run is cancelled"}
 RUN = {"run_id": str(ID), "claim_token": str(ID), "workflow_type": "t", "agent_id": "ada", "workspace_slug": None}
 GOOD: dict[str, Any] = {
-    "claim_wakes": [GRANT],
-    "report_wakes": {"results": [RESULT], "claims": [GRANT, REFUSED]},
-    "sweep_inbox": {
+    "claim": [GRANT],
+    "report": {"results": [RESULT], "claims": [GRANT, REFUSED]},
+    "look": {
         "agent_ids": [str(ID)],
-        "claims": [GRANT],
-        "skipped": [REFUSED],
         "open_wakes": [OPEN_WAKE],
         "broadcast_available": True,
-        "errors": [STEP_ERROR],
-        "expired": 1,
-        "waiting": 0,
-        "ms": 4,
+        "due": ["expired"],
     },
-    "register_dispatcher_instance": {
+    "sweep_phase": {
+        "count": 1,
+        "again": False,
+        "cursor": None,
+        "queued": 0,
+        "waiting": 0,
+        "claims": [GRANT],
+        "skipped": [REFUSED],
+    },
+    "register": {
         "code": "ok",
         "instance_id": str(ID),
         "gateway_id": str(ID),
@@ -163,17 +170,18 @@ GOOD: dict[str, Any] = {
         "broadcast_available": True,
         "open_wakes": [OPEN_WAKE],
     },
-    "heartbeat_dispatcher_instance": {
+    "heartbeat": {
         "renewed": 1,
         "broadcast_available": True,
         "fenced": [str(ID)],
         "unattended": [OPEN_WAKE],
         "orphaned": [str(ID)],
     },
-    "adopt_wake": {"applied": True, "claim_token": str(ID), "agent_id": str(ID), "deadline_in": 60.0},
-    "dispatcher_gauges": {"backlog": {"under_1m": 1, "oldest_seconds": 5}, "runs": {"queued": 1}, "held": 0},
-    "stop_dispatcher_instance": None,
-    "dispatch_workflows": {
+    "adopt": {"applied": True, "claim_token": str(ID), "agent_id": str(ID), "deadline_in": 60.0},
+    "gauges": {"backlog": {"under_1m": 1, "oldest_seconds": 5}, "runs": {"queued": 1}, "held": 0},
+    "stop": None,
+    "note_sweep": None,
+    "tick": {
         "busy": False,
         "dispatched": 1,
         "budget_enforcement": {"held": 0, "stopped": 0, "warned": 0},
@@ -184,17 +192,17 @@ GOOD: dict[str, Any] = {
         "next_in": 5.0,
         "stop_wakes": [STOP],
     },
-    "claim_workflow_notifications": {
+    "claim_notifications": {
         "notifications": [RUN | {"id": str(ID), "attempt": 1, "tries": 1}],
         "next_in": 1.0,
     },
-    "finish_workflow_notifications": {"finished": 1},
-    "monitor_workflows": {
+    "finish_notifications": {"finished": 1},
+    "watch": {
         "suspects": [RUN | {"session_id": "s", "attempt": 1, "silent_for": 400.0}],
         "stop_wakes": [STOP],
         "orphan_after": 360.0,
     },
-    "respawn_workflow_run": GRANT | {"run": {"session_id": "respawn-1"}},
+    "respawn": GRANT | {"run": {"session_id": "respawn-1"}},
 }
 ODD: list[Any] = [
     *INFINITIES,
@@ -214,36 +222,29 @@ ODD: list[Any] = [
 ]
 
 
-def by_function(rest: Rest) -> dict[str, Callable[[], Any]]:
-    """Every call of a store, by the name of the function it calls."""
-    found: dict[str, Callable[[], Any]] = {}
-    for call in store_calls(rest):
-        with contextlib.suppress(DispatcherError):
-            call()
-        found[rest.called[-1]] = call
-    return found
-
-
 def test_every_function_the_daemon_calls_is_among_the_samples() -> None:
     """What keeps the tests below complete: a call that is added without a sample fails here."""
+    rest = Rest(None)
+    assert set(store_calls(rest)) == set(GOOD)
+    for call in store_calls(rest).values():
+        outcome_of(call)
     named = {name for package in ("inbox", "instance", "workflows") for name in named_functions(package)}
-    assert set(by_function(Rest(None))) == set(GOOD) == named
+    assert set(rest.called) == named
     assert not named_functions("agents") | named_functions("runtime")
 
 
 @pytest.mark.parametrize("body", BODIES, ids=repr)
-@pytest.mark.parametrize("function", sorted(set(GOOD) - WITHOUT_ANSWER))
-def test_c11_an_answer_of_another_shape_is_one_named_error(function: str, body: Any) -> None:
-    rest = Rest(None)
-    call = by_function(rest)[function]
-    rest.body = body
-    outcome = outcome_of(call)
+@pytest.mark.parametrize("name", sorted(set(GOOD) - WITHOUT_ANSWER))
+def test_c11_an_answer_of_another_shape_is_one_named_error(name: str, body: Any) -> None:
+    rest = Rest(body)
+    outcome = outcome_of(store_calls(rest)[name])
+    [function] = rest.called
     if isinstance(outcome, list):  # one verdict that cannot be read is that claim's own error
         assert [(one.reason, function in one.error) for one in outcome] == [("error", True)]
         return
     assert isinstance(outcome, MalformedAnswer | RegistrationRefused)
     assert len(str(outcome)) < 300
-    named = isinstance(outcome, RegistrationRefused) and (function, body) == GIVES_NO_ROW
+    named = isinstance(outcome, RegistrationRefused) and (name, body) == GIVES_NO_ROW
     assert named or function in str(outcome)
 
 
@@ -276,21 +277,21 @@ def changed(document: Any, path: tuple[Any, ...], odd: Any) -> Any:
     return copy
 
 
-@pytest.mark.parametrize("function", sorted(set(GOOD) - WITHOUT_ANSWER))
-def test_c9_no_value_at_any_place_of_an_answer_raises_anything_else(function: str) -> None:
+@pytest.mark.parametrize("name", sorted(set(GOOD) - WITHOUT_ANSWER))
+def test_c9_no_value_at_any_place_of_an_answer_raises_anything_else(name: str) -> None:
     rest = Rest(None)
-    call = by_function(rest)[function]
-    for path in places(GOOD[function]):
+    call = store_calls(rest)[name]
+    for path in places(GOOD[name]):
         for odd in (..., *ODD):
-            rest.body = changed(GOOD[function], path, odd)
+            rest.body = changed(GOOD[name], path, odd)
             with contextlib.suppress(MalformedAnswer, RegistrationRefused):
                 call()
 
 
 def test_good_answers_are_read() -> None:
     rest = Rest(None)
-    for function, call in by_function(rest).items():
-        rest.body = GOOD[function]
+    for name, call in store_calls(rest).items():
+        rest.body = GOOD[name]
         call()
 
 

@@ -10,14 +10,14 @@ from uuid import UUID, uuid4
 
 import pytest
 
-from dispatcher.errors import ServiceUnavailable, ShuttingDown, SpawnError
+from dispatcher.errors import RestError, ServiceUnavailable, ShuttingDown, SpawnError
 from dispatcher.inbox.book import BookedWake, WakeBook
 from dispatcher.inbox.decisions import Decisions, rest_after
 from dispatcher.inbox.hints import HintedItems, Hints, LocalAgents
 from dispatcher.inbox.launcher import Launcher
 from dispatcher.inbox.model import Claim, Ended, Grant, Refusal, Report, ReportAnswer, ReportResult, Verdict
 from dispatcher.inbox.reporter import Reporter
-from dispatcher.inbox.worker import WakeWorker
+from dispatcher.inbox.worker import ClaimTroubles, WakeWorker
 from dispatcher.runtime.health import Health
 from dispatcher.runtime.wakeup import DueTimes
 from tests.support.waiting import wait_until
@@ -80,8 +80,15 @@ def test_a_worker_without_hints_to_come_waits_for_its_stop() -> None:
 
     hints = Counting(LocalAgents(), DueTimes(), WakeBook())
     unused: Any = None
+    health = Health().loop("claims", None)
     worker = WakeWorker(
-        "inbox", hints=hints, store=unused, agents=unused, decisions=unused, health=Health().loop("claims", None)
+        "inbox",
+        hints=hints,
+        store=unused,
+        agents=unused,
+        decisions=unused,
+        health=health,
+        troubles=ClaimTroubles(),
     )
     hints.close()
     worker.start()
@@ -90,6 +97,29 @@ def test_a_worker_without_hints_to_come_waits_for_its_stop() -> None:
     assert len(takes) == 1
     worker.request_stop()
     assert worker.join(10)
+
+
+@pytest.mark.parametrize(
+    ("error", "longest"),
+    [
+        (RestError("no gateway", status=400), 60.0),
+        (ServiceUnavailable("away"), 5.0),
+        (RestError("x", retryable=True), 5.0),
+    ],
+)
+def test_c39_claims_that_fail_are_made_ever_more_rarely_until_one_works(error: Any, longest: float) -> None:
+    troubles = ClaimTroubles(draw=lambda: 0.5)
+    delays = [troubles.failed(error) for _ in range(8)]
+    assert delays[0] == 3.0
+    assert delays == sorted(delays)
+    assert delays[-1] == longest
+    waiter = Thread(target=troubles.leave_off)
+    waiter.start()
+    assert waiter.is_alive()
+    troubles.over()
+    waiter.join(10)
+    assert not waiter.is_alive()
+    assert troubles.failed(error) == 3.0
 
 
 def booked(agent_id: UUID) -> BookedWake:

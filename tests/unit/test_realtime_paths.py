@@ -159,3 +159,14 @@ def test_the_topics_of_changes_cannot_be_guessed_or_met_again() -> None:
     topics = [plan.topic for _ in range(50) for plan in changes_plan(TENANT, ME, split=True)]
     assert len(set(topics)) == len(topics)
     assert all(len(topic) > 32 for topic in topics)
+
+
+@given(anything, anything, anything)
+def test_h4_no_frame_raises(event: Any, payload: Any, record: Any) -> None:
+    for kind in (event, "inbox", "agent", "canary", "run"):
+        read_broadcast(kind, payload, ME)
+    read_change(payload, ME)
+    for table in ("agent_inbox_items", "agents", "agent_budgets", "workflow_runs", "dispatcher_instances"):
+        read_change({"type": "UPDATE", "table": table, "record": record}, ME)
+    read_refusal(json.dumps(payload))
+    read_refusal("[" * 200_000)

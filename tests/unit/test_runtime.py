@@ -17,10 +17,11 @@ from hypothesis.stateful import RuleBasedStateMachine, invariant, rule
 from structlog.testing import capture_logs
 
 from dispatcher import events
-from dispatcher.errors import BadKey, ServiceUnavailable
+from dispatcher.errors import BadKey, RestError, ServiceUnavailable
 from dispatcher.runtime.backoff import Backoff, exponential, jittered
 from dispatcher.runtime.group import ServiceGroup
 from dispatcher.runtime.health import Health
+from dispatcher.runtime.repeats import Repeats
 from dispatcher.runtime.service import PeriodicService, Service
 from dispatcher.runtime.signals import SignalCollector
 from dispatcher.runtime.wakeup import MAX_PAYLOAD, DueTimes, Wakeup
@@ -771,3 +772,39 @@ def test_a_signal_ends_the_wait_for_a_group() -> None:
         assert signals.count == 1
         timer.join()
     group.stop(DEADLINE)
+
+
+# ------------------------------------------------------------------------------------------- repeats
+
+
+def test_c39_a_trouble_that_stays_is_told_once_and_then_counted() -> None:
+    clock = ManualClock()
+    repeats = Repeats(60.0, clock)
+    told = []
+    for _ in range(150):
+        told.append(repeats.news("no gateway"))
+        clock.time += 1.0
+    assert [count for count in told if count is not None] == [0, 59, 59]
+    assert repeats.news("another trouble") == 0
+    repeats.over()
+    assert repeats.news("no gateway") == 0
+    for number in range(1000):
+        repeats.news(str(number))
+    assert len(repeats._told) <= 50
+
+
+def test_c39_a_beat_that_goes_on_failing_comes_ever_more_rarely_and_is_told_once() -> None:
+    answers: list[Exception | None] = [RestError("no gateway", status=400)] * 6 + [None, ServiceUnavailable("away")]
+
+    def beat() -> None:
+        if (answer := answers.pop(0)) is not None:
+            raise answer
+
+    service = PeriodicService("monitor", beat, 30)
+    seconds = []
+    with capture_logs() as logs:
+        for _ in range(8):
+            service._beat_once()
+            seconds.append(service._seconds_to_next())
+    assert seconds == [5.0, 10.0, 20.0, 30.0, 30.0, 30.0, 30.0, 5.0]
+    assert [entry["msg"].partition(": ")[2] for entry in logs] == ["no gateway", "away"]

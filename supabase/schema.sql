@@ -206,6 +206,37 @@ $$;
 
 COMMENT ON FUNCTION dispatcher.audit_workflow_action(p_tenant_id uuid, p_actor text, p_action text, p_class text, p_severity text, p_target text, p_before jsonb, p_after jsonb, p_allowed boolean) IS 'One line in workflow_audit_log.';
 
+CREATE FUNCTION dispatcher.base_objects() RETURNS TABLE(kind text, name text, comment text)
+    LANGUAGE sql IMMUTABLE
+    SET search_path TO ''
+    AS $$
+  values
+    ('table', 'public.tenants', 'Who a row belongs to. Every look-up is scoped by one of these.'),
+    ('table', 'public.workspace',
+     'One per tenant: its name, the slug that stands before the agents'' ids, and the default budget.'),
+    ('table', 'public.gateways', 'OpenClaw gateways: the machines on which agents run. A daemon serves one of them.'),
+    ('table', 'public.agents', 'The agents, each on a gateway, with the status that says whether it may be woken.'),
+    ('table', 'public.tasks',
+     'What people and agents want done. Items speak of tasks; the dispatcher reads their titles.'),
+    ('table', 'public.task_relations',
+     'How tasks depend on one another; blocked_by is what the note in a wake''s message is made of.'),
+    ('table', 'public.agent_inbox_items',
+     'Work for agents: one row per item. The woken agent leases and closes it.'),
+    ('table', 'public.agent_budgets',
+     'What an agent may spend in a month, what it has spent, and whether that ends its wakes.'),
+    ('table', 'public.agent_usage', 'What each run of an agent has used, as the gateway reports it.'),
+    ('table', 'public.notifications',
+     'What an operator should know: stalled agents, chains of wakes, escalations.'),
+    ('function', 'public.current_tenant_id()', 'The tenant of the caller''s token, else the all-zero tenant.'),
+    ('function', 'public.lease_inbox_item(uuid,integer)',
+     'Leases the oldest item of an agent that has attempts left; spends one attempt.'),
+    ('function', 'public.complete_inbox_item(uuid)', 'Closes an item as done.'),
+    ('function', 'public.fail_inbox_item(uuid,text)',
+     'Fails an item; dead_letter once its attempts are spent. The reason goes to context.last_failure_reason.')
+$$;
+
+COMMENT ON FUNCTION dispatcher.base_objects() IS 'What of YourHQ''s schema this file makes where it is absent, and the comment it puts there.';
+
 CREATE FUNCTION dispatcher.book_lost_claim_usage(p_tenant_id uuid, p_run_id uuid, p_session text, p_claim_token uuid, p_usage jsonb) RETURNS boolean
     LANGUAGE plpgsql
     SET search_path TO ''
@@ -883,6 +914,37 @@ CREATE FUNCTION dispatcher.dispatcher_gateway_topic(p_gateway_id uuid) RETURNS t
 
 COMMENT ON FUNCTION dispatcher.dispatcher_gateway_topic(p_gateway_id uuid) IS 'The private Realtime topic of a gateway.';
 
+CREATE FUNCTION dispatcher.drop_retired_objects() RETURNS void
+    LANGUAGE plpgsql
+    SET search_path TO ''
+    AS $_$
+declare
+  v_retired record;
+begin
+  -- A view may stand on a function and a function on a view: whatever stands on nothing goes first.
+  for v_pass in 1..3 loop
+    for v_retired in
+      select * from dispatcher.schema_drift() where problem = 'retired'
+       order by array_position(array['trigger', 'view', 'function'], kind), name
+    loop
+      begin
+        if v_retired.kind = 'trigger' then
+          execute format('drop trigger %s on %s', split_part(v_retired.name, '.', 3), regexp_replace(v_retired.name, '[.][^.]+$', ''));
+        else
+          execute format('drop %s %s', v_retired.kind, v_retired.name);
+        end if;
+      exception when dependent_objects_still_exist then
+        if v_pass = 3 then
+          raise;
+        end if;
+      end;
+    end loop;
+  end loop;
+end
+$_$;
+
+COMMENT ON FUNCTION dispatcher.drop_retired_objects() IS 'Drops the functions, views and triggers of earlier versions. An object of somebody else that depends on one stops it, and is named.';
+
 CREATE FUNCTION dispatcher.end_wake(p_wake_id uuid, p_claim_token uuid, p_ending text, p_exit_code integer, p_error text) RETURNS jsonb
     LANGUAGE plpgsql
     SET search_path TO ''
@@ -1056,6 +1118,15 @@ end
 $$;
 
 COMMENT ON FUNCTION dispatcher.evaluate_budgets(p_tenant_id uuid, p_estimates jsonb, p_now timestamp with time zone) IS 'Every active budget with its period and spend; one aggregate per period, however many budgets there are and runs wait. A budget that cannot be evaluated carries its error.';
+
+CREATE FUNCTION dispatcher.expected_objects() RETURNS TABLE(kind text, name text, definition text, base_of text)
+    LANGUAGE sql IMMUTABLE
+    SET search_path TO ''
+    AS $$
+  -- see 20261130009900_schema_version.sql
+$$;
+
+COMMENT ON FUNCTION dispatcher.expected_objects() IS 'What the migration files make. base_of: made only where this table or function of YourHQ''s was absent.';
 
 CREATE FUNCTION dispatcher.expire_stale_items(p_sweeper dispatcher.claimant, p_limit integer) RETURNS integer
     LANGUAGE plpgsql
@@ -1835,6 +1906,34 @@ $$;
 
 COMMENT ON FUNCTION dispatcher.lock_inbox_lease(p_item_id uuid, p_lease_token uuid, p_outcomes text[]) IS 'Locks an item and its lease and says whether the token still owns it: ok, already (closed by this token with one of the outcomes), lease_lost, not_found.';
 
+CREATE FUNCTION dispatcher.lock_tables(VARIADIC p_tables text[]) RETURNS void
+    LANGUAGE plpgsql
+    SET search_path TO ''
+    SET lock_timeout TO '250ms'
+    AS $$
+declare
+  v_ends_at constant timestamptz := clock_timestamp() + interval '3 seconds';
+  v_table text;
+begin
+  loop
+    begin
+      foreach v_table in array p_tables loop
+        execute format('lock table public.%I in share row exclusive mode', v_table);
+      end loop;
+      return;
+    exception when lock_not_available then
+      -- What this try had locked is free again: the application goes on during the pause.
+      if clock_timestamp() > v_ends_at then
+        raise;
+      end if;
+    end;
+    perform pg_catalog.pg_sleep(0.1);
+  end loop;
+end
+$$;
+
+COMMENT ON FUNCTION dispatcher.lock_tables(VARIADIC p_tables text[]) IS 'Locks up to four tables of schema public for new keys, triggers and indexes: all at once or none, for 3 s at most (then 55P03). Each try ends before the deadlock check of the application (1 s), so that it is never the application that is cancelled.';
+
 CREATE FUNCTION dispatcher.lock_wake(p_wake_id uuid, OUT wake public.agent_wakes, OUT verdict text) RETURNS record
     LANGUAGE plpgsql
     SET search_path TO ''
@@ -2186,6 +2285,19 @@ $$;
 
 COMMENT ON FUNCTION dispatcher.open_items_of_gateway(p_claimant dispatcher.claimant) IS 'Open items of the agents of a claimant''s gateway.';
 
+CREATE FUNCTION dispatcher.open_neighbours() RETURNS SETOF text
+    LANGUAGE sql STABLE
+    SET search_path TO ''
+    AS $$
+  select base.name
+    from dispatcher.base_objects() as base
+    join pg_catalog.pg_class as class on class.oid = to_regclass(base.name)
+   where base.kind = 'table' and not dispatcher.owns(base.name) and not class.relrowsecurity
+   order by 1
+$$;
+
+COMMENT ON FUNCTION dispatcher.open_neighbours() IS 'Tables we share with YourHQ, not made by us, without row level security: theirs to close.';
+
 CREATE FUNCTION dispatcher.open_wake_facts(p_wake public.agent_wakes) RETURNS jsonb
     LANGUAGE sql STABLE
     SET search_path TO ''
@@ -2222,6 +2334,15 @@ CREATE FUNCTION dispatcher.orphan_after_seconds(p_settings jsonb) RETURNS double
     AS $$ select least(360, 0.6 * (dispatcher.workflow_settings(p_settings) ->> 'stale_claim_seconds')::double precision) $$;
 
 COMMENT ON FUNCTION dispatcher.orphan_after_seconds(p_settings jsonb) IS 'After what silence a running run is suspected to be an orphan: a heartbeat of five minutes and one minute, and well before its claim is released.';
+
+CREATE FUNCTION dispatcher.owns(p_name text) RETURNS boolean
+    LANGUAGE sql STABLE
+    SET search_path TO ''
+    AS $$
+  select exists (select from dispatcher.owned_objects where name = p_name)
+$$;
+
+COMMENT ON FUNCTION dispatcher.owns(p_name text) IS 'Whether we made this table (public.agents) or function (public.fail_inbox_item(uuid,text)) of YourHQ''s schema.';
 
 CREATE FUNCTION dispatcher.phases_due(p_sweeper dispatcher.claimant) RETURNS text[]
     LANGUAGE plpgsql
@@ -2282,6 +2403,52 @@ $$;
 
 COMMENT ON FUNCTION dispatcher.prepare_workflow_run() IS 'Before an insert of a run: the times and keys its state implies.';
 
+CREATE FUNCTION dispatcher.present_objects() RETURNS TABLE(kind text, name text, definition text)
+    LANGUAGE sql STABLE
+    SET search_path TO ''
+    AS $$
+  with relations as (
+    select class.oid, class.oid::regclass::text as name, class.relkind
+      from pg_catalog.pg_class as class
+     where class.relnamespace in ('public'::regnamespace, 'dispatcher'::regnamespace) and class.relkind in ('r', 'p', 'v', 'c')
+  )
+  select 'function', proc.oid::regprocedure::text,
+         md5(concat_ws('|', proc.prosrc, pg_catalog.pg_get_function_arguments(proc.oid),
+                       pg_catalog.pg_get_function_result(proc.oid), language.lanname, proc.provolatile, proc.prosecdef,
+                       proc.proisstrict, proc.proconfig::text))
+    from pg_catalog.pg_proc as proc
+    join pg_catalog.pg_language as language on language.oid = proc.prolang
+   where proc.pronamespace in ('public'::regnamespace, 'dispatcher'::regnamespace)
+  union all
+  select case relkind when 'v' then 'view' when 'c' then 'type' else 'table' end, name, '' from relations
+  union all
+  select 'column', relations.name || '.' || attribute.attname,
+         pg_catalog.format_type(attribute.atttypid, attribute.atttypmod) || case when attribute.attnotnull then ' not null' else '' end
+    from relations
+    join pg_catalog.pg_attribute as attribute on attribute.attrelid = relations.oid
+   where attribute.attnum > 0 and not attribute.attisdropped
+  union all
+  select 'constraint', relations.name || '.' || con.conname, case when con.convalidated then '' else 'not valid' end
+    from relations
+    join pg_catalog.pg_constraint as con on con.conrelid = relations.oid and con.contype <> 'n'
+  union all
+  select 'index', relations.name || '.' || class.relname, case when index.indisvalid then '' else 'not valid' end
+    from relations
+    join pg_catalog.pg_index as index on index.indrelid = relations.oid
+    join pg_catalog.pg_class as class on class.oid = index.indexrelid
+  union all
+  select 'trigger', relations.name || '.' || trigger.tgname,
+         trigger.tgfoid::regproc::text || case when trigger.tgenabled in ('O', 'A') then '' else ' disabled' end
+    from relations
+    join pg_catalog.pg_trigger as trigger on trigger.tgrelid = relations.oid and not trigger.tgisinternal
+  union all
+  select 'policy', relations.name || '.' || policy.polname, policy.polcmd::text
+    from relations
+    join pg_catalog.pg_policy as policy on policy.polrelid = relations.oid
+$$;
+
+COMMENT ON FUNCTION dispatcher.present_objects() IS 'Every function, table, view, type, column, constraint, index, trigger and policy of the schemas public and dispatcher, with what of its definition reads the same in every PostgreSQL.';
+
 CREATE FUNCTION dispatcher.prune_old_rows(p_sweeper dispatcher.claimant, p_limit integer) RETURNS integer
     LANGUAGE plpgsql
     SET search_path TO ''
@@ -2319,6 +2486,25 @@ end
 $$;
 
 COMMENT ON FUNCTION dispatcher.prune_workflow_rows(p_tenant_id uuid) IS 'Notifications that were dealt with a week ago go, at most 500 a call.';
+
+CREATE FUNCTION dispatcher.publish_table(p_table text) RETURNS void
+    LANGUAGE plpgsql
+    SET search_path TO ''
+    AS $$
+begin
+  if not exists (select from pg_catalog.pg_publication where pubname = 'supabase_realtime') then
+    create publication supabase_realtime;
+  end if;
+  if not exists (select from pg_catalog.pg_publication_tables
+                  where pubname = 'supabase_realtime' and schemaname = 'public' and tablename = p_table) then
+    execute format('alter publication supabase_realtime add table public.%I', p_table);
+  end if;
+exception when insufficient_privilege then
+  raise warning 'publication supabase_realtime is not ours to change: % was not added. Broadcasts need no publication; only the fallback postgres_changes does', p_table;
+end
+$$;
+
+COMMENT ON FUNCTION dispatcher.publish_table(p_table text) IS 'Adds a table to the publication of Realtime''s postgres_changes. Without the right to do so it warns: broadcasts need no publication.';
 
 CREATE FUNCTION dispatcher.read_gate_facts(p_agent_id uuid, p_settings public.dispatcher_settings, p_hinted uuid[] DEFAULT '{}'::uuid[], p_request uuid DEFAULT NULL::uuid) RETURNS dispatcher.gate_facts
     LANGUAGE plpgsql STABLE
@@ -2767,6 +2953,97 @@ end
 $$;
 
 COMMENT ON FUNCTION dispatcher.running_instance(p_instance_id uuid) IS 'The row of an instance; raises OD001 when it is not registered.';
+
+CREATE FUNCTION dispatcher.schema_drift() RETURNS TABLE(kind text, name text, problem text)
+    LANGUAGE sql STABLE
+    SET search_path TO ''
+    AS $_$
+  with expected as (
+    select expected.* from dispatcher.expected_objects() as expected
+     where expected.base_of is null or dispatcher.owns(expected.base_of)
+  ),
+  present as materialized (
+    select * from dispatcher.present_objects()
+  )
+  select expected.kind, expected.name, case when present.name is null then 'missing' else 'differs' end
+    from expected
+    left join present on present.kind = expected.kind and present.name = expected.name
+   where (present.name is null or present.definition <> expected.definition)
+         -- A table or view that is gone is told once, without its columns and all that stood on them.
+     and (expected.kind in ('table', 'view', 'type', 'function')
+          or exists (select from present as parent
+                      where parent.kind in ('table', 'view', 'type') and parent.name = regexp_replace(expected.name, '[.][^.]+$', '')))
+  union all
+  select present.kind, present.name, 'retired'
+    from present
+   where present.kind in ('function', 'view', 'trigger')
+     and (present.name like 'dispatcher.%' or present.kind = 'trigger' and present.definition like 'dispatcher.%'
+          or exists (select from dispatcher.made_objects as made
+                      where made.kind = present.kind and made.name = present.name
+                         or present.kind = 'trigger' and made.name = split_part(present.definition, ' ', 1) || '()'))
+     and not exists (select from dispatcher.expected_objects() as expected
+                      where expected.kind = present.kind and expected.name = present.name)
+   order by 1, 2
+$_$;
+
+COMMENT ON FUNCTION dispatcher.schema_drift() IS 'What differs from what the files make: missing, differs, or retired (a function, view or trigger of an earlier version). Empty when all is well.';
+
+CREATE FUNCTION dispatcher.schema_exposure() RETURNS TABLE(name text, fault text)
+    LANGUAGE sql STABLE
+    SET search_path TO ''
+    AS $$
+  with ours as (
+    select distinct expected.kind, expected.name from dispatcher.expected_objects() as expected
+     where expected.kind in ('table', 'view', 'function') and (expected.base_of is null or dispatcher.owns(expected.base_of))
+    union
+    select present.kind, present.name from dispatcher.present_objects() as present
+     where present.kind in ('table', 'view', 'function') and present.name like 'dispatcher.%'
+  ),
+  relations as (
+    select class.oid, class.oid::regclass::text as name, class.relkind, class.relowner, class.relrowsecurity, class.relacl
+      from pg_catalog.pg_class as class
+      join ours on ours.kind <> 'function' and class.oid = to_regclass(ours.name)
+  ),
+  grants as (
+    select relations.name, grant_.grantee, grant_.privilege_type, 'relation' as kind
+      from relations, pg_catalog.aclexplode(coalesce(relations.relacl, pg_catalog.acldefault('r', relations.relowner))) as grant_
+    union all
+    select relations.name || '.' || attribute.attname, grant_.grantee, grant_.privilege_type, 'relation'
+      from relations
+      join pg_catalog.pg_attribute as attribute on attribute.attrelid = relations.oid and attribute.attacl is not null,
+           pg_catalog.aclexplode(attribute.attacl) as grant_
+    union all
+    select sequence.oid::regclass::text, grant_.grantee, grant_.privilege_type, 'sequence'
+      from relations
+      join pg_catalog.pg_depend as link on link.refobjid = relations.oid and link.refclassid = 'pg_catalog.pg_class'::regclass
+                                       and link.classid = 'pg_catalog.pg_class'::regclass and link.deptype in ('a', 'i')
+      join pg_catalog.pg_class as sequence on sequence.oid = link.objid and sequence.relkind = 'S',
+           pg_catalog.aclexplode(coalesce(sequence.relacl, pg_catalog.acldefault('s', sequence.relowner))) as grant_
+    union all
+    select ours.name, grant_.grantee, grant_.privilege_type, 'function'
+      from ours
+      join pg_catalog.pg_proc as proc on ours.kind = 'function' and proc.oid = to_regprocedure(ours.name),
+           pg_catalog.aclexplode(coalesce(proc.proacl, pg_catalog.acldefault('f', proc.proowner))) as grant_
+    union all
+    select 'schema dispatcher', grant_.grantee, grant_.privilege_type, 'schema'
+      from pg_catalog.pg_namespace as namespace,
+           pg_catalog.aclexplode(coalesce(namespace.nspacl, pg_catalog.acldefault('n', namespace.nspowner))) as grant_
+     where namespace.nspname = 'dispatcher'
+  )
+  select relations.name, 'row level security is off' from relations
+   where relations.relkind in ('r', 'p') and not relations.relrowsecurity
+  union all
+  select grants.name, string_agg(lower(grants.privilege_type), ', ' order by grants.privilege_type) || ' is granted to '
+                      || coalesce(role.rolname, 'public')
+    from grants
+    left join pg_catalog.pg_roles as role on role.oid = grants.grantee
+   where grants.grantee = 0 or role.rolname = 'anon'
+      or (role.rolname = 'authenticated' and grants.kind <> 'relation' and grants.name <> 'public.current_tenant_id()')
+   group by grants.name, role.rolname
+   order by 1, 2
+$$;
+
+COMMENT ON FUNCTION dispatcher.schema_exposure() IS 'Every table of ours without row level security, every right on anything of ours that public or anon holds, every function and sequence that authenticated may use. Empty when all is well.';
 
 CREATE FUNCTION dispatcher.seconds_until(p_at timestamp with time zone) RETURNS double precision
     LANGUAGE sql STABLE
@@ -4219,6 +4496,19 @@ $$;
 
 COMMENT ON FUNCTION public.dispatcher_gauges(p_instance_id uuid) IS 'For /metrics: backlog of the instance''s gateway by age, runs of its tenant by status, and how many runs budgets held at the tenant''s last tick.';
 
+CREATE FUNCTION public.dispatcher_schema() RETURNS jsonb
+    LANGUAGE sql STABLE
+    SET search_path TO ''
+    AS $$
+  select jsonb_build_object(
+    'revision', 7,
+    'fingerprint', 'f5dc2925877d79a09577ef13b6dd96d0087a51094111444290c946c3b4aca3cb',
+    'drift', coalesce(jsonb_agg(drift.kind || ' ' || drift.name || ' ' || drift.problem), '[]'))
+  from (select * from dispatcher.schema_drift() limit 20) as drift
+$$;
+
+COMMENT ON FUNCTION public.dispatcher_schema() IS 'This schema: {revision, fingerprint, drift: the first objects that differ from what the files make}.';
+
 CREATE FUNCTION public.dispatcher_status(p_tenant_id uuid, p_gateway text, p_settings jsonb) RETURNS jsonb
     LANGUAGE plpgsql STABLE
     SET search_path TO ''
@@ -5355,6 +5645,32 @@ CREATE VIEW dispatcher.inbox_due WITH (security_invoker='true') AS
 
 COMMENT ON VIEW dispatcher.inbox_due IS 'Open items with attempts left and when each may be worked on (due_at): pending at once, failed after its retry delay, leased when its lease ends.';
 
+CREATE TABLE dispatcher.made_objects (
+    kind text NOT NULL,
+    name text NOT NULL,
+    recorded_at timestamp with time zone DEFAULT now() NOT NULL,
+    CONSTRAINT made_objects_kind_check CHECK ((kind = ANY (ARRAY['function'::text, 'view'::text])))
+);
+
+COMMENT ON TABLE dispatcher.made_objects IS 'Every function and view of schema public that a version of the dispatcher made here: only these are dropped when a later version has them no more.';
+
+CREATE TABLE dispatcher.migrations (
+    name text NOT NULL,
+    checksum text NOT NULL,
+    applied_at timestamp with time zone DEFAULT now() NOT NULL
+);
+
+COMMENT ON TABLE dispatcher.migrations IS 'What `dispatcher migrate` has applied: the name of each file and the SHA-256 of its content. Plain psql leaves no row here.';
+
+CREATE TABLE dispatcher.owned_objects (
+    kind text NOT NULL,
+    name text NOT NULL,
+    recorded_at timestamp with time zone DEFAULT now() NOT NULL,
+    CONSTRAINT owned_objects_kind_check CHECK ((kind = ANY (ARRAY['table'::text, 'function'::text, 'view'::text])))
+);
+
+COMMENT ON TABLE dispatcher.owned_objects IS 'What we made under names of YourHQ''s because nothing had them. Only these get rights, policies and repairs from us. Written in the transaction that creates them.';
+
 CREATE TABLE public.agent_budgets (
     agent_id uuid NOT NULL,
     tenant_id uuid DEFAULT '00000000-0000-0000-0000-000000000000'::uuid NOT NULL,
@@ -5835,6 +6151,15 @@ CREATE TABLE public.workspace (
 
 COMMENT ON TABLE public.workspace IS 'One per tenant: its name, the slug that stands before the agents'' ids, and the default budget.';
 
+ALTER TABLE ONLY dispatcher.made_objects
+    ADD CONSTRAINT made_objects_pkey PRIMARY KEY (kind, name);
+
+ALTER TABLE ONLY dispatcher.migrations
+    ADD CONSTRAINT migrations_pkey PRIMARY KEY (name);
+
+ALTER TABLE ONLY dispatcher.owned_objects
+    ADD CONSTRAINT owned_objects_pkey PRIMARY KEY (kind, name);
+
 ALTER TABLE ONLY public.agent_budgets
     ADD CONSTRAINT agent_budgets_pkey PRIMARY KEY (agent_id);
 
@@ -6284,6 +6609,12 @@ ALTER TABLE ONLY public.workflow_runs
 ALTER TABLE ONLY public.workspace
     ADD CONSTRAINT workspace_tenant_id_fkey FOREIGN KEY (tenant_id) REFERENCES public.tenants(id) ON DELETE CASCADE;
 
+ALTER TABLE dispatcher.made_objects ENABLE ROW LEVEL SECURITY;
+
+ALTER TABLE dispatcher.migrations ENABLE ROW LEVEL SECURITY;
+
+ALTER TABLE dispatcher.owned_objects ENABLE ROW LEVEL SECURITY;
+
 ALTER TABLE public.agent_budgets ENABLE ROW LEVEL SECURITY;
 
 ALTER TABLE public.agent_inbox_items ENABLE ROW LEVEL SECURITY;
@@ -6418,6 +6749,9 @@ GRANT ALL ON FUNCTION dispatcher.apply_report(p_report jsonb) TO service_role;
 REVOKE ALL ON FUNCTION dispatcher.audit_workflow_action(p_tenant_id uuid, p_actor text, p_action text, p_class text, p_severity text, p_target text, p_before jsonb, p_after jsonb, p_allowed boolean) FROM PUBLIC;
 GRANT ALL ON FUNCTION dispatcher.audit_workflow_action(p_tenant_id uuid, p_actor text, p_action text, p_class text, p_severity text, p_target text, p_before jsonb, p_after jsonb, p_allowed boolean) TO service_role;
 
+REVOKE ALL ON FUNCTION dispatcher.base_objects() FROM PUBLIC;
+GRANT ALL ON FUNCTION dispatcher.base_objects() TO service_role;
+
 REVOKE ALL ON FUNCTION dispatcher.book_lost_claim_usage(p_tenant_id uuid, p_run_id uuid, p_session text, p_claim_token uuid, p_usage jsonb) FROM PUBLIC;
 GRANT ALL ON FUNCTION dispatcher.book_lost_claim_usage(p_tenant_id uuid, p_run_id uuid, p_session text, p_claim_token uuid, p_usage jsonb) TO service_role;
 
@@ -6493,6 +6827,9 @@ GRANT ALL ON FUNCTION dispatcher.dispatch_workflow_run(p_run_id uuid, p_agent_id
 REVOKE ALL ON FUNCTION dispatcher.dispatcher_gateway_topic(p_gateway_id uuid) FROM PUBLIC;
 GRANT ALL ON FUNCTION dispatcher.dispatcher_gateway_topic(p_gateway_id uuid) TO service_role;
 
+REVOKE ALL ON FUNCTION dispatcher.drop_retired_objects() FROM PUBLIC;
+GRANT ALL ON FUNCTION dispatcher.drop_retired_objects() TO service_role;
+
 REVOKE ALL ON FUNCTION dispatcher.end_wake(p_wake_id uuid, p_claim_token uuid, p_ending text, p_exit_code integer, p_error text) FROM PUBLIC;
 GRANT ALL ON FUNCTION dispatcher.end_wake(p_wake_id uuid, p_claim_token uuid, p_ending text, p_exit_code integer, p_error text) TO service_role;
 
@@ -6507,6 +6844,9 @@ GRANT ALL ON FUNCTION dispatcher.ensure_type(p_name text, p_attributes text) TO 
 
 REVOKE ALL ON FUNCTION dispatcher.evaluate_budgets(p_tenant_id uuid, p_estimates jsonb, p_now timestamp with time zone) FROM PUBLIC;
 GRANT ALL ON FUNCTION dispatcher.evaluate_budgets(p_tenant_id uuid, p_estimates jsonb, p_now timestamp with time zone) TO service_role;
+
+REVOKE ALL ON FUNCTION dispatcher.expected_objects() FROM PUBLIC;
+GRANT ALL ON FUNCTION dispatcher.expected_objects() TO service_role;
 
 REVOKE ALL ON FUNCTION dispatcher.expire_stale_items(p_sweeper dispatcher.claimant, p_limit integer) FROM PUBLIC;
 GRANT ALL ON FUNCTION dispatcher.expire_stale_items(p_sweeper dispatcher.claimant, p_limit integer) TO service_role;
@@ -6637,6 +6977,9 @@ GRANT ALL ON FUNCTION dispatcher.lock_gateway(p_instance_id uuid) TO service_rol
 REVOKE ALL ON FUNCTION dispatcher.lock_inbox_lease(p_item_id uuid, p_lease_token uuid, p_outcomes text[]) FROM PUBLIC;
 GRANT ALL ON FUNCTION dispatcher.lock_inbox_lease(p_item_id uuid, p_lease_token uuid, p_outcomes text[]) TO service_role;
 
+REVOKE ALL ON FUNCTION dispatcher.lock_tables(VARIADIC p_tables text[]) FROM PUBLIC;
+GRANT ALL ON FUNCTION dispatcher.lock_tables(VARIADIC p_tables text[]) TO service_role;
+
 REVOKE ALL ON FUNCTION dispatcher.lock_wake(p_wake_id uuid, OUT wake public.agent_wakes, OUT verdict text) FROM PUBLIC;
 GRANT ALL ON FUNCTION dispatcher.lock_wake(p_wake_id uuid, OUT wake public.agent_wakes, OUT verdict text) TO service_role;
 
@@ -6694,6 +7037,9 @@ GRANT SELECT,INSERT,DELETE,UPDATE ON TABLE public.agent_inbox_items TO authentic
 REVOKE ALL ON FUNCTION dispatcher.open_items_of_gateway(p_claimant dispatcher.claimant) FROM PUBLIC;
 GRANT ALL ON FUNCTION dispatcher.open_items_of_gateway(p_claimant dispatcher.claimant) TO service_role;
 
+REVOKE ALL ON FUNCTION dispatcher.open_neighbours() FROM PUBLIC;
+GRANT ALL ON FUNCTION dispatcher.open_neighbours() TO service_role;
+
 REVOKE ALL ON FUNCTION dispatcher.open_wake_facts(p_wake public.agent_wakes) FROM PUBLIC;
 GRANT ALL ON FUNCTION dispatcher.open_wake_facts(p_wake public.agent_wakes) TO service_role;
 
@@ -6703,17 +7049,26 @@ GRANT ALL ON FUNCTION dispatcher.open_wakes_of_others(p_instance_id uuid) TO ser
 REVOKE ALL ON FUNCTION dispatcher.orphan_after_seconds(p_settings jsonb) FROM PUBLIC;
 GRANT ALL ON FUNCTION dispatcher.orphan_after_seconds(p_settings jsonb) TO service_role;
 
+REVOKE ALL ON FUNCTION dispatcher.owns(p_name text) FROM PUBLIC;
+GRANT ALL ON FUNCTION dispatcher.owns(p_name text) TO service_role;
+
 REVOKE ALL ON FUNCTION dispatcher.phases_due(p_sweeper dispatcher.claimant) FROM PUBLIC;
 GRANT ALL ON FUNCTION dispatcher.phases_due(p_sweeper dispatcher.claimant) TO service_role;
 
 REVOKE ALL ON FUNCTION dispatcher.prepare_workflow_run() FROM PUBLIC;
 GRANT ALL ON FUNCTION dispatcher.prepare_workflow_run() TO service_role;
 
+REVOKE ALL ON FUNCTION dispatcher.present_objects() FROM PUBLIC;
+GRANT ALL ON FUNCTION dispatcher.present_objects() TO service_role;
+
 REVOKE ALL ON FUNCTION dispatcher.prune_old_rows(p_sweeper dispatcher.claimant, p_limit integer) FROM PUBLIC;
 GRANT ALL ON FUNCTION dispatcher.prune_old_rows(p_sweeper dispatcher.claimant, p_limit integer) TO service_role;
 
 REVOKE ALL ON FUNCTION dispatcher.prune_workflow_rows(p_tenant_id uuid) FROM PUBLIC;
 GRANT ALL ON FUNCTION dispatcher.prune_workflow_rows(p_tenant_id uuid) TO service_role;
+
+REVOKE ALL ON FUNCTION dispatcher.publish_table(p_table text) FROM PUBLIC;
+GRANT ALL ON FUNCTION dispatcher.publish_table(p_table text) TO service_role;
 
 REVOKE ALL ON FUNCTION dispatcher.read_gate_facts(p_agent_id uuid, p_settings public.dispatcher_settings, p_hinted uuid[], p_request uuid) FROM PUBLIC;
 GRANT ALL ON FUNCTION dispatcher.read_gate_facts(p_agent_id uuid, p_settings public.dispatcher_settings, p_hinted uuid[], p_request uuid) TO service_role;
@@ -6762,6 +7117,12 @@ GRANT ALL ON FUNCTION dispatcher.return_workflow_run(p_run public.workflow_runs,
 
 REVOKE ALL ON FUNCTION dispatcher.running_instance(p_instance_id uuid) FROM PUBLIC;
 GRANT ALL ON FUNCTION dispatcher.running_instance(p_instance_id uuid) TO service_role;
+
+REVOKE ALL ON FUNCTION dispatcher.schema_drift() FROM PUBLIC;
+GRANT ALL ON FUNCTION dispatcher.schema_drift() TO service_role;
+
+REVOKE ALL ON FUNCTION dispatcher.schema_exposure() FROM PUBLIC;
+GRANT ALL ON FUNCTION dispatcher.schema_exposure() TO service_role;
 
 REVOKE ALL ON FUNCTION dispatcher.seconds_until(p_at timestamp with time zone) FROM PUBLIC;
 GRANT ALL ON FUNCTION dispatcher.seconds_until(p_at timestamp with time zone) TO service_role;
@@ -6962,6 +7323,9 @@ GRANT ALL ON FUNCTION public.dispatch_workflows(p_instance_id uuid, p_settings j
 REVOKE ALL ON FUNCTION public.dispatcher_gauges(p_instance_id uuid) FROM PUBLIC;
 GRANT ALL ON FUNCTION public.dispatcher_gauges(p_instance_id uuid) TO service_role;
 
+REVOKE ALL ON FUNCTION public.dispatcher_schema() FROM PUBLIC;
+GRANT ALL ON FUNCTION public.dispatcher_schema() TO service_role;
+
 REVOKE ALL ON FUNCTION public.dispatcher_status(p_tenant_id uuid, p_gateway text, p_settings jsonb) FROM PUBLIC;
 GRANT ALL ON FUNCTION public.dispatcher_status(p_tenant_id uuid, p_gateway text, p_settings jsonb) TO service_role;
 
@@ -7074,6 +7438,12 @@ GRANT ALL ON TABLE public.inbox_item_origins TO service_role;
 GRANT SELECT ON TABLE public.inbox_item_origins TO authenticated;
 
 GRANT SELECT ON TABLE dispatcher.inbox_due TO service_role;
+
+GRANT SELECT ON TABLE dispatcher.made_objects TO service_role;
+
+GRANT SELECT ON TABLE dispatcher.migrations TO service_role;
+
+GRANT SELECT ON TABLE dispatcher.owned_objects TO service_role;
 
 GRANT ALL ON TABLE public.agent_budgets TO service_role;
 GRANT SELECT ON TABLE public.agent_budgets TO authenticated;

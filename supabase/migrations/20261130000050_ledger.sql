@@ -1,9 +1,50 @@
--- The schema of what is internal: PostgREST does not expose it, and nobody but the service role may look into it.
+-- The schema of what is internal, the record of what was applied and of what we made, and the helpers every later
+-- file uses to lock, publish and close what it creates. PostgREST does not expose this schema. Safe to apply twice.
+begin;
+set local lock_timeout = '3s';
 
 create schema if not exists dispatcher;
 comment on schema dispatcher is 'Internal to openclaw-dispatcher. What others may call stands in public.';
 revoke all on schema dispatcher from public;
 grant usage on schema dispatcher to service_role;
+
+create table if not exists dispatcher.migrations (
+  name text primary key,
+  checksum text not null,
+  applied_at timestamptz not null default now()
+);
+comment on table dispatcher.migrations is
+  'What `dispatcher migrate` has applied: the name of each file and the SHA-256 of its content. Plain psql leaves no row here.';
+
+create table if not exists dispatcher.owned_objects (
+  kind text not null check (kind in ('table', 'function', 'view')),
+  name text not null,
+  recorded_at timestamptz not null default now(),
+  primary key (kind, name)
+);
+comment on table dispatcher.owned_objects is
+  'What we made under names of YourHQ''s because nothing had them. Only these get rights, policies and repairs from us. Written in the transaction that creates them.';
+
+create table if not exists dispatcher.made_objects (
+  kind text not null check (kind in ('function', 'view')),
+  name text not null,
+  recorded_at timestamptz not null default now(),
+  primary key (kind, name)
+);
+comment on table dispatcher.made_objects is
+  'Every function and view of schema public that a version of the dispatcher made here: only these are dropped when a later version has them no more.';
+
+do $$
+declare
+  v_table text;
+begin
+  foreach v_table in array array['migrations', 'owned_objects', 'made_objects'] loop
+    execute format('alter table dispatcher.%I enable row level security', v_table);
+    execute format('revoke all on dispatcher.%I from public, anon, authenticated', v_table);
+    execute format('grant select on dispatcher.%I to service_role', v_table);
+  end loop;
+end
+$$;
 
 create or replace function dispatcher.restrict_functions(p_names text[] default '{}') returns void
 language plpgsql volatile set search_path = ''
@@ -43,3 +84,52 @@ end
 $$;
 comment on function dispatcher.ensure_type(text, text) is
   'Makes a composite type of schema dispatcher what p_attributes says (names and types as format_type writes them); one that differs goes, with the functions that use it, which the files make anew.';
+
+create or replace function dispatcher.lock_tables(variadic p_tables text[]) returns void
+language plpgsql volatile set search_path = '' set lock_timeout = '250ms'
+as $$
+declare
+  v_ends_at constant timestamptz := clock_timestamp() + interval '3 seconds';
+  v_table text;
+begin
+  loop
+    begin
+      foreach v_table in array p_tables loop
+        execute format('lock table public.%I in share row exclusive mode', v_table);
+      end loop;
+      return;
+    exception when lock_not_available then
+      -- What this try had locked is free again: the application goes on during the pause.
+      if clock_timestamp() > v_ends_at then
+        raise;
+      end if;
+    end;
+    perform pg_catalog.pg_sleep(0.1);
+  end loop;
+end
+$$;
+comment on function dispatcher.lock_tables(text[]) is
+  'Locks up to four tables of schema public for new keys, triggers and indexes: all at once or none, for 3 s at most (then 55P03). Each try ends before the deadlock check of the application (1 s), so that it is never the application that is cancelled.';
+
+create or replace function dispatcher.publish_table(p_table text) returns void
+language plpgsql volatile set search_path = ''
+as $$
+begin
+  if not exists (select from pg_catalog.pg_publication where pubname = 'supabase_realtime') then
+    create publication supabase_realtime;
+  end if;
+  if not exists (select from pg_catalog.pg_publication_tables
+                  where pubname = 'supabase_realtime' and schemaname = 'public' and tablename = p_table) then
+    execute format('alter publication supabase_realtime add table public.%I', p_table);
+  end if;
+exception when insufficient_privilege then
+  raise warning 'publication supabase_realtime is not ours to change: % was not added. Broadcasts need no publication; only the fallback postgres_changes does', p_table;
+end
+$$;
+comment on function dispatcher.publish_table(text) is
+  'Adds a table to the publication of Realtime''s postgres_changes. Without the right to do so it warns: broadcasts need no publication.';
+
+select dispatcher.restrict_functions();
+
+notify pgrst, 'reload schema';
+commit;

@@ -1,5 +1,9 @@
 -- The tables of YourHQ v0.2.3 that the dispatcher meets: created only where they are absent, equal to the
--- originals where it matters to us, never altered where they exist. Safe to apply twice.
+-- originals where it matters to us, never altered where they exist. What we make is recorded in
+-- dispatcher.owned_objects in this transaction; only that gets row level security, policies and rights from us, each
+-- time this file is applied. Safe to apply twice.
+begin;
+set local lock_timeout = '3s';
 
 do $$
 declare
@@ -25,13 +29,51 @@ begin
 end
 $$;
 
--- Which of the tables below we make ourselves: only those get row level security, policies and rights from us.
-create temporary table if not exists dispatcher_new_tables (name text primary key);
-truncate dispatcher_new_tables;
-insert into dispatcher_new_tables
-select name from unnest(array['tenants', 'workspace', 'gateways', 'agents', 'tasks', 'task_relations', 'agent_inbox_items',
-                              'agent_budgets', 'agent_usage', 'notifications']) as name
-where to_regclass('public.' || name) is null;
+create or replace function dispatcher.base_objects() returns table (kind text, name text, comment text)
+language sql immutable set search_path = ''
+as $$
+  values
+    ('table', 'public.tenants', 'Who a row belongs to. Every look-up is scoped by one of these.'),
+    ('table', 'public.workspace',
+     'One per tenant: its name, the slug that stands before the agents'' ids, and the default budget.'),
+    ('table', 'public.gateways', 'OpenClaw gateways: the machines on which agents run. A daemon serves one of them.'),
+    ('table', 'public.agents', 'The agents, each on a gateway, with the status that says whether it may be woken.'),
+    ('table', 'public.tasks',
+     'What people and agents want done. Items speak of tasks; the dispatcher reads their titles.'),
+    ('table', 'public.task_relations',
+     'How tasks depend on one another; blocked_by is what the note in a wake''s message is made of.'),
+    ('table', 'public.agent_inbox_items',
+     'Work for agents: one row per item. The woken agent leases and closes it.'),
+    ('table', 'public.agent_budgets',
+     'What an agent may spend in a month, what it has spent, and whether that ends its wakes.'),
+    ('table', 'public.agent_usage', 'What each run of an agent has used, as the gateway reports it.'),
+    ('table', 'public.notifications',
+     'What an operator should know: stalled agents, chains of wakes, escalations.'),
+    ('function', 'public.current_tenant_id()', 'The tenant of the caller''s token, else the all-zero tenant.'),
+    ('function', 'public.lease_inbox_item(uuid,integer)',
+     'Leases the oldest item of an agent that has attempts left; spends one attempt.'),
+    ('function', 'public.complete_inbox_item(uuid)', 'Closes an item as done.'),
+    ('function', 'public.fail_inbox_item(uuid,text)',
+     'Fails an item; dead_letter once its attempts are spent. The reason goes to context.last_failure_reason.')
+$$;
+comment on function dispatcher.base_objects() is
+  'What of YourHQ''s schema this file makes where it is absent, and the comment it puts there.';
+
+-- Ours is what is absent now, and what carries our comment: a build without this record made that.
+insert into dispatcher.owned_objects (kind, name)
+select kind, name
+  from dispatcher.base_objects() as base
+ where case kind when 'table' then to_regclass(name) is null or obj_description(to_regclass(name), 'pg_class') = comment
+                 else to_regprocedure(name) is null or obj_description(to_regprocedure(name), 'pg_proc') = comment end
+on conflict do nothing;
+
+create or replace function dispatcher.owns(p_name text) returns boolean
+language sql stable set search_path = ''
+as $$
+  select exists (select from dispatcher.owned_objects where name = p_name)
+$$;
+comment on function dispatcher.owns(text) is
+  'Whether we made this table (public.agents) or function (public.fail_inbox_item(uuid,text)) of YourHQ''s schema.';
 
 create table if not exists public.tenants (
   id uuid primary key default gen_random_uuid(),
@@ -45,7 +87,7 @@ create table if not exists public.tenants (
 
 insert into public.tenants (id, name, slug)
 select '00000000-0000-0000-0000-000000000000', 'Default', 'default'
-where exists (select from dispatcher_new_tables where name = 'tenants')
+where dispatcher.owns('public.tenants')
 on conflict do nothing;
 
 create table if not exists public.workspace (
@@ -221,40 +263,26 @@ create table if not exists public.notifications (
   updated_at timestamptz not null default now()
 );
 
-do $$
-begin
-  if exists (select from dispatcher_new_tables where name = 'agent_inbox_items') then
-    alter table public.agent_inbox_items replica identity full;
-  end if;
-  if not exists (select from pg_publication where pubname = 'supabase_realtime') then
-    create publication supabase_realtime;
-  end if;
-  if not exists (select from pg_publication_tables
-                 where pubname = 'supabase_realtime' and schemaname = 'public' and tablename = 'agent_inbox_items') then
-    alter publication supabase_realtime add table public.agent_inbox_items;
-  end if;
-end
-$$;
+select dispatcher.publish_table('agent_inbox_items');
 
 do $$
 begin
-  if to_regprocedure('public.current_tenant_id()') is null then
+  if dispatcher.owns('public.current_tenant_id()') then
     execute $f$
-      create function public.current_tenant_id() returns uuid
+      create or replace function public.current_tenant_id() returns uuid
       language sql stable set search_path = ''
       as $body$
         select coalesce(nullif(nullif(current_setting('request.jwt.claims', true), '')::jsonb ->> 'tenant_id', '')::uuid,
                         '00000000-0000-0000-0000-000000000000'::uuid)
       $body$
     $f$;
-    comment on function public.current_tenant_id() is 'The tenant of the caller''s token, else the all-zero tenant.';
     revoke execute on function public.current_tenant_id() from public, anon;
     grant execute on function public.current_tenant_id() to authenticated, service_role;
   end if;
 
-  if to_regprocedure('public.lease_inbox_item(uuid, integer)') is null then
+  if dispatcher.owns('public.lease_inbox_item(uuid,integer)') then
     execute $f$
-      create function public.lease_inbox_item(p_agent_id uuid, p_lease_seconds integer default 120)
+      create or replace function public.lease_inbox_item(p_agent_id uuid, p_lease_seconds integer default 120)
       returns setof public.agent_inbox_items
       language sql volatile set search_path = ''
       as $body$
@@ -272,15 +300,13 @@ begin
         returning item.*
       $body$
     $f$;
-    comment on function public.lease_inbox_item(uuid, integer) is
-      'Leases the oldest item of an agent that has attempts left; spends one attempt.';
     revoke execute on function public.lease_inbox_item(uuid, integer) from public, anon, authenticated;
     grant execute on function public.lease_inbox_item(uuid, integer) to service_role;
   end if;
 
-  if to_regprocedure('public.complete_inbox_item(uuid)') is null then
+  if dispatcher.owns('public.complete_inbox_item(uuid)') then
     execute $f$
-      create function public.complete_inbox_item(p_item_id uuid) returns void
+      create or replace function public.complete_inbox_item(p_item_id uuid) returns void
       language sql volatile set search_path = ''
       as $body$
         update public.agent_inbox_items
@@ -288,14 +314,13 @@ begin
          where id = p_item_id
       $body$
     $f$;
-    comment on function public.complete_inbox_item(uuid) is 'Closes an item as done.';
     revoke execute on function public.complete_inbox_item(uuid) from public, anon, authenticated;
     grant execute on function public.complete_inbox_item(uuid) to service_role;
   end if;
 
-  if to_regprocedure('public.fail_inbox_item(uuid, text)') is null then
+  if dispatcher.owns('public.fail_inbox_item(uuid,text)') then
     execute $f$
-      create function public.fail_inbox_item(p_item_id uuid, p_reason text default null) returns void
+      create or replace function public.fail_inbox_item(p_item_id uuid, p_reason text default null) returns void
       language sql volatile set search_path = ''
       as $body$
         update public.agent_inbox_items
@@ -305,8 +330,6 @@ begin
          where id = p_item_id
       $body$
     $f$;
-    comment on function public.fail_inbox_item(uuid, text) is
-      'Fails an item; dead_letter once its attempts are spent. The reason goes to context.last_failure_reason.';
     revoke execute on function public.fail_inbox_item(uuid, text) from public, anon, authenticated;
     grant execute on function public.fail_inbox_item(uuid, text) to service_role;
   end if;
@@ -316,18 +339,20 @@ $$;
 do $$
 declare
   v_table text;
-  v_tenant_column text;
+  v_in_tenant text;
 begin
-  for v_table in select name from dispatcher_new_tables loop
-    v_tenant_column := case v_table when 'tenants' then 'id' else 'tenant_id' end;
-    execute format('alter table public.%I enable row level security', v_table);
-    execute format('revoke all on public.%I from public, anon, authenticated', v_table);
-    execute format('grant all on public.%I to service_role', v_table);
-    execute format('grant select on public.%I to authenticated', v_table);
-    execute format('create policy tenant_isolation on public.%I to authenticated using (%I = public.current_tenant_id()) with check (%I = public.current_tenant_id())',
-                   v_table, v_tenant_column, v_tenant_column);
+  for v_table in select name from dispatcher.owned_objects where kind = 'table' order by name loop
+    v_in_tenant := case v_table when 'public.tenants' then 'id' else 'tenant_id' end || ' = public.current_tenant_id()';
+    execute format('alter table %s enable row level security', v_table);
+    execute format('revoke all on %s from public, anon, authenticated', v_table);
+    execute format('grant all on %s to service_role', v_table);
+    execute format('grant select on %s to authenticated', v_table);
+    execute format('drop policy if exists tenant_isolation on %s', v_table);
+    execute format('create policy tenant_isolation on %s to authenticated using (%s) with check (%s)',
+                   v_table, v_in_tenant, v_in_tenant);
   end loop;
-  if exists (select from dispatcher_new_tables where name = 'agent_inbox_items') then
+  if dispatcher.owns('public.agent_inbox_items') then
+    alter table public.agent_inbox_items replica identity full;
     -- The dashboard's Retry sets an item back to pending with the signed-in user's token.
     grant insert, update, delete on public.agent_inbox_items to authenticated;
   end if;
@@ -336,26 +361,15 @@ $$;
 
 do $$
 declare
-  v_comment record;
+  v_base record;
 begin
-  for v_comment in
-    select name, comment from dispatcher_new_tables
-      join (values
-        ('tenants', 'Who a row belongs to. Every look-up is scoped by one of these.'),
-        ('workspace', 'One per tenant: its name, the slug that stands before the agents'' ids, and the default budget.'),
-        ('gateways', 'OpenClaw gateways: the machines on which agents run. A daemon serves one of them.'),
-        ('agents', 'The agents, each on a gateway, with the status that says whether it may be woken.'),
-        ('tasks', 'What people and agents want done. Items speak of tasks; the dispatcher reads their titles.'),
-        ('task_relations', 'How tasks depend on one another; blocked_by is what the note in a wake''s message is made of.'),
-        ('agent_inbox_items', 'Work for agents: one row per item. The woken agent leases and closes it.'),
-        ('agent_budgets', 'What an agent may spend in a month, what it has spent, and whether that ends its wakes.'),
-        ('agent_usage', 'What each run of an agent has used, as the gateway reports it.'),
-        ('notifications', 'What an operator should know: stalled agents, chains of wakes, escalations.')
-      ) as comments (name, comment) using (name)
-  loop
-    execute format('comment on table public.%I is %L', v_comment.name, v_comment.comment);
+  for v_base in select * from dispatcher.base_objects() where dispatcher.owns(name) loop
+    execute format('comment on %s %s is %L', v_base.kind, v_base.name, v_base.comment);
   end loop;
 end
 $$;
-drop table dispatcher_new_tables;
+
+select dispatcher.restrict_functions();
+
 notify pgrst, 'reload schema';
+commit;

@@ -1,5 +1,8 @@
 -- The dispatcher's own tables: who runs (instances), what was started (wakes), why an agent sleeps (wake state),
 -- who holds an item (leases) and where an item came from (origins). Safe to apply twice.
+begin;
+set local lock_timeout = '3s';
+select dispatcher.lock_tables('tenants', 'gateways', 'agents', 'agent_inbox_items');
 
 create table if not exists public.dispatcher_gateways (
   gateway_id uuid primary key references public.gateways (id) on delete cascade,
@@ -219,3 +222,4 @@ $$;
 select dispatcher.restrict_functions();
 
 notify pgrst, 'reload schema';
+commit;

@@ -1,4 +1,6 @@
 -- What every story uses: settings as one typed row, the look-up of a gateway, which errors abort a call, and side writes.
+begin;
+set local lock_timeout = '3s';
 
 create or replace function dispatcher.setting(
   p_settings jsonb, p_name text, p_default double precision, p_lowest double precision, p_highest double precision
@@ -142,3 +144,4 @@ comment on function dispatcher.notify_operator(uuid, text, text, text, uuid, jso
 select dispatcher.restrict_functions();
 
 notify pgrst, 'reload schema';
+commit;

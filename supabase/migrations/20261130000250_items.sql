@@ -1,4 +1,6 @@
 -- Items: when one may be worked on, and how what happened to it is written into it.
+begin;
+set local lock_timeout = '3s';
 
 create or replace function dispatcher.inbox_retry_delay(p_attempt integer) returns interval
 language sql immutable parallel safe set search_path = ''
@@ -68,3 +70,4 @@ comment on function dispatcher.find_inbox_agent(uuid, text) is 'The id of a tena
 select dispatcher.restrict_functions();
 
 notify pgrst, 'reload schema';
+commit;

@@ -1,5 +1,8 @@
 -- Hints: what tells a daemon where to look. Triggers here never make the statement that fired them fail, and lock no row but
 -- those that belong to a row which the statement itself has changed.
+begin;
+set local lock_timeout = '3s';
+select dispatcher.lock_tables('agent_inbox_items', 'agents', 'agent_budgets');
 
 create or replace function dispatcher.dispatcher_gateway_topic(p_gateway_id uuid) returns text
 language sql immutable set search_path = ''
@@ -115,38 +118,24 @@ comment on function dispatcher.broadcast_hints_available() is
   'Whether an insert is broadcast here: realtime.send exists and the insert trigger is in place and enabled.';
 
 -- No list of columns and no condition on one: whoever owns these tables may change their columns' types.
-drop trigger if exists dispatcher_inbox_insert_hint on public.agent_inbox_items;
-create trigger dispatcher_inbox_insert_hint after insert on public.agent_inbox_items
+create or replace trigger dispatcher_inbox_insert_hint after insert on public.agent_inbox_items
   referencing new table as new_items for each statement execute function dispatcher.hint_inbox_insert();
 
-drop trigger if exists dispatcher_inbox_update_note on public.agent_inbox_items;
-drop trigger if exists dispatcher_inbox_update_hint on public.agent_inbox_items;
-create trigger dispatcher_inbox_update_hint after update on public.agent_inbox_items
+create or replace trigger dispatcher_inbox_update_hint after update on public.agent_inbox_items
   referencing old table as old_items new table as new_items for each statement execute function dispatcher.hint_inbox_update();
 
-drop trigger if exists dispatcher_agent_hint on public.agents;
-create trigger dispatcher_agent_hint after update of status, gateway_id on public.agents
+create or replace trigger dispatcher_agent_hint after update of status, gateway_id on public.agents
   for each row when (old.status is distinct from new.status or old.gateway_id is distinct from new.gateway_id)
   execute function dispatcher.hint_agent_change();
 
-drop trigger if exists dispatcher_budget_hint on public.agent_budgets;
-create trigger dispatcher_budget_hint after update of status, monthly_limit_usd, hard_cutoff on public.agent_budgets
+create or replace trigger dispatcher_budget_hint after update of status, monthly_limit_usd, hard_cutoff on public.agent_budgets
   for each row when (old.status is distinct from new.status or old.monthly_limit_usd is distinct from new.monthly_limit_usd
                      or old.hard_cutoff is distinct from new.hard_cutoff)
   execute function dispatcher.hint_budget_change();
 
-do $$
-declare
-  v_table text;
-begin
-  foreach v_table in array array['agent_inbox_items', 'agents', 'agent_budgets', 'dispatcher_instances'] loop
-    if not exists (select from pg_publication_tables where pubname = 'supabase_realtime' and schemaname = 'public' and tablename = v_table) then
-      execute format('alter publication supabase_realtime add table public.%I', v_table);
-    end if;
-  end loop;
-end
-$$;
+select dispatcher.publish_table(name) from unnest(array['agent_inbox_items', 'agents', 'agent_budgets', 'dispatcher_instances']) as name;
 
 select dispatcher.restrict_functions();
 
 notify pgrst, 'reload schema';
+commit;

@@ -1,5 +1,7 @@
 -- The gates: what keeps an agent asleep. The facts of one agent are read in one statement, so that gates and the choice of items
 -- see one snapshot; the gates themselves are a pure function of the facts and the settings.
+begin;
+set local lock_timeout = '3s';
 
 select dispatcher.ensure_type('gate_facts', 'agent_id uuid, agent_slug text, tenant_id uuid, agent_status text, failures integer, '
   'is_live boolean, leased_until timestamp with time zone, budget_blocks boolean, wakes_today integer, due_item_ids uuid[], '
@@ -174,3 +176,4 @@ comment on function dispatcher.known_time(timestamptz) is 'A time of a row as it
 select dispatcher.restrict_functions();
 
 notify pgrst, 'reload schema';
+commit;

@@ -1,5 +1,7 @@
 -- Claims: one wake for one agent, granted under the lock of its gateway. While that row is locked nothing waits: what belongs to
 -- one agent is taken when it is free, else the agent is `busy` and everybody else goes on.
+begin;
+set local lock_timeout = '3s';
 
 select dispatcher.ensure_type('claimant', 'instance_id uuid, tenant_id uuid, gateway_id uuid, settings public.dispatcher_settings');
 comment on type dispatcher.claimant is 'The daemon that claims, with its settings.';
@@ -396,3 +398,4 @@ select dispatcher.restrict_functions(array[
 ]);
 
 notify pgrst, 'reload schema';
+commit;

@@ -1,5 +1,7 @@
 -- The life of a wake after its claim: its process starts, it ends, and what follows from how it ended. Nothing here waits for a row
 -- that one agent, item or wake owns: a report that meets a held row is `busy`, and the daemon reports it again.
+begin;
+set local lock_timeout = '3s';
 
 create or replace function dispatcher.lock_wake(p_wake_id uuid, out wake public.agent_wakes, out verdict text)
 language plpgsql volatile set search_path = ''
@@ -462,3 +464,4 @@ select dispatcher.restrict_functions(array[
 ]);
 
 notify pgrst, 'reload schema';
+commit;

@@ -1,4 +1,6 @@
 -- Instances: a daemon registers, beats, renews leases, adopts what an earlier one left, and stops.
+begin;
+set local lock_timeout = '3s';
 
 create or replace function dispatcher.open_wake_facts(p_wake public.agent_wakes) returns jsonb
 language sql stable set search_path = ''
@@ -222,3 +224,4 @@ select dispatcher.restrict_functions(array[
 ]);
 
 notify pgrst, 'reload schema';
+commit;

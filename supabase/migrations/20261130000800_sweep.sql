@@ -1,5 +1,7 @@
 -- The sweep: the net under the hints. Each phase is a call, and so a transaction, of its own: it settles at most 500 rows, says
 -- whether there is more (`again`), waits for nobody, and what it raises costs no other phase.
+begin;
+set local lock_timeout = '3s';
 
 create or replace function dispatcher.open_items_of_gateway(p_claimant dispatcher.claimant) returns setof public.agent_inbox_items
 language sql stable set search_path = ''
@@ -489,3 +491,4 @@ select dispatcher.restrict_functions(array[
 ]);
 
 notify pgrst, 'reload schema';
+commit;

@@ -1,7 +1,8 @@
 -- The agent's side of the inbox: lease items, close them, escalate them, look, and hand work to another agent.
 -- The woken agent's scripts call these. A lease is a token: only its holder may close the item, and only while it lives.
 -- Locks are taken in the order of the daemon's functions: the agent's live wake, the item, its lease. Safe to apply twice.
-
+begin;
+set local lock_timeout = '3s';
 
 create or replace function dispatcher.lock_inbox_lease(p_item_id uuid, p_lease_token uuid, p_outcomes text[]) returns text
 language plpgsql volatile security invoker set search_path = ''
@@ -422,3 +423,4 @@ select dispatcher.restrict_functions(array[
 ]);
 
 notify pgrst, 'reload schema';
+commit;

@@ -1,4 +1,6 @@
 -- What an operator asks and does, through the command line and /metrics.
+begin;
+set local lock_timeout = '3s';
 
 create or replace function public.request_wake(p_tenant_id uuid, p_gateway text, p_agent text, p_dry_run boolean, p_settings jsonb) returns jsonb
 language plpgsql volatile set search_path = ''
@@ -247,3 +249,4 @@ select dispatcher.restrict_functions(array[
 ]);
 
 notify pgrst, 'reload schema';
+commit;

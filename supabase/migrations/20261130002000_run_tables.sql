@@ -1,4 +1,7 @@
 -- Workflow runs: their queue, who they are routed to, what they may cost, and the trail they leave. Safe to apply twice.
+begin;
+set local lock_timeout = '3s';
+select dispatcher.lock_tables('tenants', 'gateways');
 
 create table if not exists public.departments (
   tenant_id uuid not null default '00000000-0000-0000-0000-000000000000' references public.tenants (id) on delete cascade,
@@ -206,6 +209,8 @@ create table if not exists public.workflow_claims (
 );
 comment on table public.workflow_claims is
   'Every claim of a run: which session held which attempt and how that ended. Costs of a claim that was lost are booked here, once.';
+alter table public.workflow_claims add column if not exists wake_id uuid references public.agent_wakes (id) on delete set null;
+alter table public.workflow_claims add column if not exists worked_at timestamptz;
 create index if not exists workflow_claims_by_wake on public.workflow_claims (wake_id) where wake_id is not null;
 create index if not exists workflow_claims_by_run on public.workflow_claims (run_id, claimed_at);
 create index if not exists workflow_claims_accounted on public.workflow_claims (tenant_id, accounted_at) where accounted_at is not null;
@@ -319,10 +324,16 @@ create table if not exists public.workflow_audit_log (
 comment on table public.workflow_audit_log is 'Who did, or was denied, what to which run. Denials are audited too.';
 create index if not exists workflow_audit_log_by_time on public.workflow_audit_log (tenant_id, at desc);
 
+insert into dispatcher.owned_objects (kind, name)
+select 'view', 'public.audit_log'
+ where to_regclass('public.audit_log') is null
+    or obj_description(to_regclass('public.audit_log'), 'pg_class') = 'workflow_audit_log under its short name, where no other table has it.'
+on conflict do nothing;
+
 do $$
 begin
-  if to_regclass('public.audit_log') is null then
-    create view public.audit_log with (security_invoker = true) as
+  if dispatcher.owns('public.audit_log') then
+    create or replace view public.audit_log with (security_invoker = true) as
       select id, tenant_id, actor, action, class, severity, target, before, after, allowed, at from public.workflow_audit_log;
     comment on view public.audit_log is 'workflow_audit_log under its short name, where no other table has it.';
     revoke all on public.audit_log from public, anon, authenticated;
@@ -353,9 +364,7 @@ begin
     alter table public.workflow_runs add constraint workflow_runs_wake_id_fkey
       foreign key (wake_id) references public.agent_wakes (id) on delete set null;
   end if;
-  if not exists (select from pg_publication_tables where pubname = 'supabase_realtime' and schemaname = 'public' and tablename = 'workflow_runs') then
-    alter publication supabase_realtime add table public.workflow_runs;
-  end if;
+  perform dispatcher.publish_table('workflow_runs');
 end
 $$;
 
@@ -397,3 +406,4 @@ $$;
 select dispatcher.restrict_functions();
 
 notify pgrst, 'reload schema';
+commit;

@@ -1,5 +1,6 @@
 -- The state table of workflow runs, kept by triggers, and the hints that follow from changes.
-
+begin;
+set local lock_timeout = '3s';
 
 create or replace function dispatcher.workflow_timeout_minutes(p_tenant_id uuid, p_workflow_type text) returns integer
 language sql stable set search_path = ''
@@ -130,19 +131,15 @@ end
 $$;
 comment on function dispatcher.refuse_workflow_event_change() is 'Events of runs are append-only: an update is refused with OD012.';
 
-drop trigger if exists workflow_runs_prepare on public.workflow_runs;
-create trigger workflow_runs_prepare before insert on public.workflow_runs for each row execute function dispatcher.prepare_workflow_run();
+create or replace trigger workflow_runs_prepare before insert on public.workflow_runs for each row execute function dispatcher.prepare_workflow_run();
 
-drop trigger if exists workflow_runs_guard on public.workflow_runs;
-create trigger workflow_runs_guard before update on public.workflow_runs for each row execute function dispatcher.guard_workflow_transition();
+create or replace trigger workflow_runs_guard before update on public.workflow_runs for each row execute function dispatcher.guard_workflow_transition();
 
-drop trigger if exists workflow_runs_record on public.workflow_runs;
-create trigger workflow_runs_record after update on public.workflow_runs
+create or replace trigger workflow_runs_record after update on public.workflow_runs
   for each row when (old.status is distinct from new.status or old.dispatch_attempts is distinct from new.dispatch_attempts)
   execute function dispatcher.record_workflow_transition();
 
-drop trigger if exists workflow_run_events_append_only on public.workflow_run_events;
-create trigger workflow_run_events_append_only before update on public.workflow_run_events
+create or replace trigger workflow_run_events_append_only before update on public.workflow_run_events
   for each row execute function dispatcher.refuse_workflow_event_change();
 
 create or replace function dispatcher.note_workflow_actor(p_actor text, p_reason text) returns void
@@ -217,22 +214,18 @@ end
 $$;
 comment on function dispatcher.hint_workflow_rules() is 'After a route or a budget changed: waiting runs may go out now. Never fails the change.';
 
-drop trigger if exists workflow_runs_insert_hint on public.workflow_runs;
-create trigger workflow_runs_insert_hint after insert on public.workflow_runs
+create or replace trigger workflow_runs_insert_hint after insert on public.workflow_runs
   referencing new table as new_runs for each statement execute function dispatcher.hint_workflow_insert();
 
-drop trigger if exists workflow_runs_update_hint on public.workflow_runs;
-create trigger workflow_runs_update_hint after update of status on public.workflow_runs
+create or replace trigger workflow_runs_update_hint after update of status on public.workflow_runs
   for each row when (old.status is distinct from new.status
                      and new.status in ('queued', 'completed', 'failed', 'timed_out', 'cancelled'))
   execute function dispatcher.hint_workflow_update();
 
-drop trigger if exists workflow_agent_routing_hint on public.workflow_agent_routing;
-create trigger workflow_agent_routing_hint after insert or update on public.workflow_agent_routing
+create or replace trigger workflow_agent_routing_hint after insert or update on public.workflow_agent_routing
   for each row execute function dispatcher.hint_workflow_rules();
 
-drop trigger if exists budgets_hint on public.budgets;
-create trigger budgets_hint after update on public.budgets
+create or replace trigger budgets_hint after update on public.budgets
   for each row when (old.cap_usd is distinct from new.cap_usd or old.cap_tokens is distinct from new.cap_tokens or old.active is distinct from new.active
                      or old.action_on_exceed is distinct from new.action_on_exceed)
   execute function dispatcher.hint_workflow_rules();
@@ -240,3 +233,4 @@ create trigger budgets_hint after update on public.budgets
 select dispatcher.restrict_functions();
 
 notify pgrst, 'reload schema';
+commit;

@@ -1,6 +1,8 @@
 -- The life of a workflow run: the state table kept by trigger, and one function per thing that may happen to a run.
 -- Each is one transaction on the database's clock; a refusal is data ({applied: false, code}), never an error.
 -- Locks are always taken in this order: routes, the run, then what the wake functions lock.
+begin;
+set local lock_timeout = '3s';
 
 create or replace function dispatcher.workflow_run_json(p_run public.workflow_runs) returns jsonb
 language sql stable set search_path = ''
@@ -576,3 +578,4 @@ select dispatcher.restrict_functions(array[
 ]);
 
 notify pgrst, 'reload schema';
+commit;

@@ -1,5 +1,7 @@
 -- Budgets of workflow runs: what was spent and what is reserved, who may still start, and what is told when it is too much.
 -- Nothing here names a budget table outside a function body: a database that has lost them dispatches on, loudly.
+begin;
+set local lock_timeout = '3s';
 
 create or replace function dispatcher.workflow_period(
   p_period text, p_timezone text, p_now timestamptz, out period_key text, out starts_at timestamptz, out ends_at timestamptz
@@ -563,3 +565,4 @@ select dispatcher.restrict_functions(array[
 ]);
 
 notify pgrst, 'reload schema';
+commit;

@@ -1,5 +1,7 @@
 -- The tick: everything that moves runs without being asked by their agents, in one call, phase by phase, each isolated.
 -- One pass at a time per tenant (an advisory lock that is tried, never waited for); routes are locked before anything is counted.
+begin;
+set local lock_timeout = '3s';
 
 create or replace function dispatcher.workflow_settings(p_settings jsonb) returns jsonb
 language sql immutable set search_path = ''
@@ -517,3 +519,4 @@ select dispatcher.restrict_functions(array[
 ]);
 
 notify pgrst, 'reload schema';
+commit;

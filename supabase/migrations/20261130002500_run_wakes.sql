@@ -1,4 +1,6 @@
 -- Telling agents of their runs, and finding the runs whose session died: what the daemon of a gateway does for its own agents.
+begin;
+set local lock_timeout = '3s';
 
 create or replace function public.claim_workflow_notifications(
   p_instance_id uuid, p_limit integer, p_lease_seconds integer default 60, p_known_agents text[] default '{}'
@@ -185,3 +187,4 @@ select dispatcher.restrict_functions(array[
 ]);
 
 notify pgrst, 'reload schema';
+commit;

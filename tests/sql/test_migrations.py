@@ -6,10 +6,20 @@ from pathlib import Path
 import pytest
 
 from dispatcher.local import account
+from dispatcher.supabase.migrate.files import body
+from dispatcher.supabase.statements import split_statements
 from tests.conftest import MIGRATIONS, YOURHQ
 from tests.support.database import Database
 
 FILES = sorted(MIGRATIONS.glob("*.sql"))
+
+
+@pytest.mark.parametrize("file", FILES, ids=lambda path: path.stem)
+def test_c04_each_file_is_one_transaction_with_a_lock_timeout(file: Path) -> None:
+    """Plain psql stops anywhere, and waits as long as it is let: the file itself has to bound both."""
+    statements = [statement.text for statement in split_statements(file.read_text())]
+    assert (statements[0], statements[1], statements[-1]) == ("begin", "set local lock_timeout = '3s'", "commit")
+    assert body(file.name, split_statements(file.read_text()))
 
 
 def psql(database: Database, *files: Path) -> None:
@@ -33,6 +43,8 @@ def objects(database: Database) -> list[dict]:
            union all select 'policy', tablename || '.' || policyname, coalesce(qual, '') from pg_policies
            union all select 'constraint', conrelid::regclass || '.' || conname, pg_get_constraintdef(oid)
              from pg_constraint where connamespace::regnamespace::text in ('public', 'dispatcher')
+           union all select 'rights', oid::regclass::text, concat(relacl::text, relrowsecurity)
+             from pg_class where relnamespace = 'public'::regnamespace and relkind in ('r', 'v', 'S')
            union all select 'enum', enumtypid::regtype || '.' || enumlabel, enumsortorder::text from pg_enum
            order by 1, 2, 3"""
     )

@@ -262,11 +262,11 @@ def test_every_table_view_and_function_says_what_it_is(project: Project) -> None
     assert [one.signature for one in project.functions if not one.comment] == []
 
 
-def test_nothing_of_ours_stands_elsewhere_but_the_list_of_migrations(project: Project) -> None:
-    assert project.after.schemas - project.before.schemas == {"supabase_migrations", "dispatcher"}
+def test_c05_nothing_of_ours_stands_elsewhere(project: Project) -> None:
+    assert project.after.schemas - project.before.schemas == {"dispatcher"}
     roles = [row["rolname"] for row in project.database.rows(
         """select rolname from pg_roles where rolname in ('anon', 'authenticated')
-              and has_schema_privilege(oid, 'supabase_migrations', 'USAGE')"""
+              and has_schema_privilege(oid, 'dispatcher', 'USAGE')"""
     )]  # fmt: skip
     assert roles == []
 
@@ -300,7 +300,7 @@ def filled(project: Project) -> Project:
         drop = sql.SQL("alter table {} drop constraint {}")
         connection.execute(drop.format(sql.SQL(check["relation"]), sql.Identifier(check["conname"])))
     connection.execute("set session_replication_role = replica")
-    for table in (one.name for one in project.after.relations.values() if one.is_table):
+    for table in (one.name for one in project.after.relations.values() if one.is_table and one.schema == "public"):
         for tenant in (TENANT, NEIGHBOUR):
             insert_anything(connection, table, tenant)
     return project
@@ -363,7 +363,12 @@ class Shared:
     reason: str
 
 
-SHARED: Final = {"workflow_run_transitions": Shared("from_status", "the state table: constants of the schema")}
+SHARED: Final = {
+    "workflow_run_transitions": Shared("from_status", "the state table: constants of the schema"),
+    "migrations": Shared("name", "what was applied to this database"),
+    "owned_objects": Shared("name", "what of YourHQ's schema was made here"),
+    "made_objects": Shared("name", "functions and views that were made here"),
+}
 
 
 def seen(connection: Connection, relation: Relation) -> set[object] | None:

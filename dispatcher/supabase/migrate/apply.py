@@ -1,0 +1,298 @@
+"""Applies files: which ones, each whole or not at all, waiting politely for whoever holds what they need."""
+
+from __future__ import annotations
+
+import re
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import closing
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Final
+
+from dispatcher.supabase.migrate.blockers import BlockerWatch
+from dispatcher.supabase.migrate.connect import connect, lost
+from dispatcher.supabase.migrate.errors import MigrationBlocked, MigrationError
+from dispatcher.supabase.migrate.files import Migration, read_migrations
+from dispatcher.supabase.migrate.preflight import refuse_unfit_database
+from dispatcher.supabase.migrate.state import (
+    Recorded,
+    SchemaState,
+    listed,
+    read_ledger,
+    read_shared_ledger,
+    read_state,
+    write_ledger,
+)
+from dispatcher.supabase.statements import Statement
+
+if TYPE_CHECKING:
+    import psycopg
+
+    Connection = psycopg.Connection[Any]
+
+# Any fixed number does, as long as nothing else in the project locks on it.
+_LOCK: Final = 7_223_150_648_112
+_LOCK_TIMEOUT: Final = "3s"
+_FIRST_PAUSE: Final = 0.5
+_LONGEST_PAUSE: Final = 10.0
+PATIENCE_SECONDS: Final = 120.0
+_REPLACED: Final = re.compile(r"create\s+or\s+replace\s+(function|view)\s+((?:\w+\.)?\w+)", re.IGNORECASE)
+_OVERLOADS: Final = """
+    select proc.oid::regprocedure::text from pg_catalog.pg_proc as proc
+      join pg_catalog.pg_namespace as namespace on namespace.oid = proc.pronamespace
+     where namespace.nspname || '.' || proc.proname = %s"""
+
+Teller = Callable[[str], None]
+
+
+@dataclass(frozen=True)
+class Applied:
+    """A migration this call applied, or would apply in a dry run; `why` is `new`, `changed` or `again`."""
+
+    version: str
+    name: str
+    why: str = "new"
+
+
+class _Conflict(Exception):  # noqa: N818 - it is caught here, and is no error by then
+    """A statement cannot replace the function or view `name` that an earlier version made."""
+
+    def __init__(self, statement: Statement, kind: str, name: str) -> None:
+        super().__init__(name)
+        self.statement = statement
+        self.kind = kind
+        self.name = name
+
+
+def _silent(_line: str) -> None:
+    """Tell nobody."""
+
+
+def apply_migrations(
+    db_url: str,
+    directory: Path,
+    *,
+    dry_run: bool = False,
+    again: bool = False,
+    patience: float = PATIENCE_SECONDS,
+    tell: Teller = _silent,
+) -> list[Applied]:
+    """Apply what is new or changed and everything after it; then see that the database is what the files make.
+
+    Two at once are safe: each file is applied by one of them. Where the database differs from the files although they
+    were applied, all are applied once more.
+
+    Args:
+        db_url: of the role that owns the tables; a direct connection or a pooler of either mode.
+        directory: see `migrations_directory`.
+        dry_run: only say what would be applied; writes nothing.
+        again: apply all of them. Every file leaves alone what is there and makes what is gone.
+        patience: seconds to go on trying a file while others hold what it needs.
+        tell: gets a line for each thing an operator should know while it happens.
+
+    Raises:
+        MigrationError: a statement was refused, or the database still differs, or is open to strangers.
+        MigrationBlocked: patience ran out; names who holds what.
+        UnfitDatabase: told before anything was created.
+        ServiceUnavailable: the database could not be reached.
+        SettingsError: the URL cannot be read, or psycopg is not installed.
+    """
+    migrations = read_migrations(directory)
+    with closing(connect(db_url)) as connection:
+        ledger = read_ledger(connection)
+        if dry_run:
+            return plan(migrations, ledger, again=again)
+        connection.add_notice_handler(lambda notice: _tell_warning(notice, tell))
+        refuse_unfit_database(connection, migrations)
+        with BlockerWatch(lambda: connect(db_url)) as watch:
+            runner = _Runner(connection, watch, patience, tell)
+            applied = list(runner.apply(migrations, ledger, again=again))
+            applied += _mend(runner, connection, migrations, tell)
+        _refuse_wrong_state(read_state(connection), tell)
+        _tell_shared_ledger(connection, migrations, tell)
+        return applied
+
+
+def check_schema(db_url: str, directory: Path) -> tuple[list[Applied], SchemaState]:
+    """What `apply_migrations` would apply, and what the checks find now. Writes nothing. Raises as it does."""
+    migrations = read_migrations(directory)
+    with closing(connect(db_url)) as connection:
+        return plan(migrations, read_ledger(connection), again=False), read_state(connection)
+
+
+def plan(migrations: Sequence[Migration], ledger: Mapping[str, Recorded], *, again: bool) -> list[Applied]:
+    """The first file that is new or changed, and all after it: a later one may stand on what it makes."""
+    for place, migration in enumerate(migrations):
+        if again or _differs(migration, ledger):
+            return [Applied(each.version, each.name, _why(each, ledger)) for each in migrations[place:]]
+    return []
+
+
+def _differs(migration: Migration, ledger: Mapping[str, Recorded]) -> bool:
+    recorded = ledger.get(migration.label)
+    return recorded is None or recorded.checksum != migration.checksum
+
+
+def _why(migration: Migration, ledger: Mapping[str, Recorded]) -> str:
+    if migration.label not in ledger:
+        return "new"
+    return "changed" if _differs(migration, ledger) else "again"
+
+
+def pauses(patience: float) -> Iterator[float]:
+    """Seconds to wait between tries: doubled each time, at most 10, until the sum reaches `patience`."""
+    pause, spent = _FIRST_PAUSE, 0.0
+    while spent < patience:
+        yield pause
+        spent += pause
+        pause = min(pause * 2, _LONGEST_PAUSE)
+
+
+class _Runner:
+    """Applies files one after the other over one connection."""
+
+    def __init__(self, connection: Connection, watch: BlockerWatch, patience: float, tell: Teller) -> None:
+        self._connection = connection
+        self._watch = watch
+        self._patience = patience
+        self._tell = tell
+
+    def apply(
+        self, migrations: Sequence[Migration], ledger: Mapping[str, Recorded], *, again: bool
+    ) -> Iterator[Applied]:
+        """Apply what is planned by `ledger`; yields what this call applied and not somebody else since it was read."""
+        todo = {each.version: each for each in plan(migrations, ledger, again=again)}
+        for migration in migrations:
+            planned = todo.get(migration.version)
+            if planned and self._apply_when_free(migration, ledger.get(migration.label)):
+                self._tell(f"applied {planned.version} {planned.name} ({planned.why})")
+                yield planned
+            # A file must not depend on what an earlier one did to the session: by psql each would have its own.
+            self._connection.execute("discard all")
+
+    def _apply_when_free(self, migration: Migration, before: Recorded | None) -> bool:
+        from psycopg.errors import DeadlockDetected, LockNotAvailable, OperationalError  # noqa: PLC0415 - an extra
+
+        for pause in pauses(self._patience):
+            try:
+                return self._apply_making_way(migration, before)
+            except (LockNotAvailable, DeadlockDetected):
+                self._tell(f"{migration.label} waits: {self._watch.describe()}. Trying again in {pause:g} s")
+                time.sleep(pause)
+            except OperationalError as error:
+                raise lost(migration.label, error) from error
+        raise MigrationBlocked(
+            f"{migration.label} was not applied in {self._patience:g} s of trying: {self._watch.describe()}. "
+            "Nothing of it was kept; run again when the lock is free"
+        )
+
+    def _apply_making_way(self, migration: Migration, before: Recorded | None) -> bool:
+        """Starts over with a drop for each object of an earlier version that cannot be replaced in place."""
+        drops: dict[Statement, tuple[str, ...]] = {}
+        while True:
+            try:
+                return self._apply_once(migration, before, drops)
+            except _Conflict as conflict:
+                if conflict.statement in drops:
+                    raise MigrationError(f"{migration.label}: {conflict.name} cannot be replaced") from conflict
+                drops[conflict.statement] = self._drops_of(conflict)
+
+    def _drops_of(self, conflict: _Conflict) -> tuple[str, ...]:
+        if conflict.kind == "view":
+            return (f"drop view {conflict.name}",)
+        rows = self._connection.execute(_OVERLOADS, (conflict.name,)).fetchall()
+        return tuple(f"drop function {signature}" for (signature,) in rows)
+
+    def _apply_once(
+        self, migration: Migration, before: Recorded | None, drops: Mapping[Statement, Sequence[str]]
+    ) -> bool:
+        """True when this call applied it. The lock ends with the transaction, so a pooler cannot keep it."""
+        connection = self._connection
+        with connection.transaction():
+            connection.execute(f"set local lock_timeout = '{_LOCK_TIMEOUT}'".encode())
+            connection.execute("set local statement_timeout = 0")
+            self._watch.follow(_backend(connection))
+            connection.execute("select pg_advisory_xact_lock(%s)", (_LOCK,))
+            recorded = read_ledger(connection).get(migration.label)
+            if recorded and recorded != before and recorded.checksum == migration.checksum:
+                return False  # somebody else's run did, since this one made its plan
+            for statement in migration.statements:
+                for drop in drops.get(statement, ()):
+                    _execute(connection, migration, Statement(drop, statement.line, statement.column))
+                _execute(connection, migration, statement)
+            write_ledger(connection, migration.label, migration.checksum)
+        return True
+
+
+def _backend(connection: Connection) -> int:
+    """The server process of this transaction; a pooler tells its clients another number."""
+    row = connection.execute("select pg_backend_pid()").fetchone()
+    assert row is not None
+    pid: int = row[0]
+    return pid
+
+
+def _execute(connection: Connection, migration: Migration, statement: Statement) -> None:
+    import psycopg  # noqa: PLC0415 - an extra, see connect.py
+
+    try:
+        connection.execute(statement.text.encode())
+    except psycopg.OperationalError:
+        raise
+    except (psycopg.errors.InvalidFunctionDefinition, psycopg.errors.InvalidTableDefinition) as error:
+        replaced = _REPLACED.match(statement.text)
+        if replaced is None:
+            raise MigrationError(_describe(migration, statement, error)) from error
+        raise _Conflict(statement, replaced[1].lower(), replaced[2]) from error
+    except psycopg.Error as error:
+        raise MigrationError(_describe(migration, statement, error)) from error
+
+
+def _describe(migration: Migration, statement: Statement, error: psycopg.Error) -> str:
+    offset = int(error.diag.statement_position or 1) - 1
+    line, column = statement.locate(offset)
+    reason = error.diag.message_primary or str(error)
+    state = f" ({error.sqlstate})" if error.sqlstate else ""
+    detail = f"; {error.diag.message_detail}" if error.diag.message_detail else ""
+    hint = f"; hint: {error.diag.message_hint}" if error.diag.message_hint else ""
+    return f"{migration.label}.sql, line {line}, column {column}: {reason}{state}{detail}{hint}"
+
+
+def _mend(runner: _Runner, connection: Connection, migrations: Sequence[Migration], tell: Teller) -> list[Applied]:
+    """Applies every file again where the database differs from what they make, or is open to strangers."""
+    state = read_state(connection)
+    faults = state.drift + state.exposed
+    if not faults:
+        return []
+    tell(f"the database is not what the files make: {listed(faults)}. Applying every file again")
+    return list(runner.apply(migrations, read_ledger(connection), again=True))
+
+
+def _refuse_wrong_state(state: SchemaState, tell: Teller) -> None:
+    if state.open_neighbours:
+        tell(
+            f"warning: tables without row level security that the dispatcher did not make: "
+            f"{listed(state.open_neighbours)}. If nobody else needs them open: alter table … enable row level security"
+        )
+    if state.exposed:
+        raise MigrationError(f"open to strangers after the last file: {listed(state.exposed)}")
+    if state.drift:
+        raise MigrationError(
+            f"the database differs from what the files make, and applying them again did not mend it: "
+            f"{listed(state.drift)}. Rename or drop these objects, then run `dispatcher migrate` again"
+        )
+
+
+def _tell_shared_ledger(connection: Connection, migrations: Sequence[Migration], tell: Teller) -> None:
+    versions = read_shared_ledger(connection, [each.version for each in migrations])
+    if versions:
+        tell(
+            "note: an earlier build wrote its versions into supabase_migrations.schema_migrations. "
+            f"If `supabase db push` refuses them, run: supabase migration repair --status reverted {' '.join(versions)}"
+        )
+
+
+def _tell_warning(notice: psycopg.errors.Diagnostic, tell: Teller) -> None:
+    if notice.severity_nonlocalized == "WARNING":
+        tell(f"warning: {notice.message_primary}")

@@ -1334,7 +1334,7 @@ CREATE FUNCTION dispatcher.give_up_spent_items(p_sweeper dispatcher.claimant, p_
 declare
   v_agent record;
   v_dead uuid[];
-  v_reason constant text := 'No attempts left';
+  v_reason constant text := 'no attempts left';
   v_count integer := 0;
 begin
   for v_agent in
@@ -1404,6 +1404,7 @@ begin
   end if;
   return null;
 exception when others then
+  perform dispatcher.note_fault(new.tenant_id, null, 'hint_agent_change', format('%s (%s)', sqlerrm, sqlstate));
   return null;
 end
 $$;
@@ -1418,6 +1419,7 @@ begin
   perform dispatcher.send_gateway_hint((select gateway_id from public.agents where id = new.agent_id), 'agent', jsonb_build_object('agent_id', new.agent_id));
   return null;
 exception when others then
+  perform dispatcher.note_fault(new.tenant_id, null, 'hint_budget_change', format('%s (%s)', sqlerrm, sqlstate));
   return null;
 end
 $$;
@@ -1438,6 +1440,7 @@ begin
             group by agent.gateway_id, agent.id) as hint;
   return null;
 exception when others then
+  perform dispatcher.note_fault((select item.tenant_id from new_items as item limit 1), null, 'hint_inbox_insert', format('%s (%s)', sqlerrm, sqlstate));
   return null;
 end
 $$;
@@ -1449,21 +1452,23 @@ CREATE FUNCTION dispatcher.hint_inbox_update() RETURNS trigger
     SET search_path TO ''
     AS $$
 begin
-  insert into public.inbox_item_marks as mark (item_id, tenant_id, reopened_at)
-  select item.id, item.tenant_id, now() from new_items as item join old_items as old on old.id = item.id
-   where old.status in ('done', 'failed', 'dead_letter') and item.status = 'pending'
-  on conflict (item_id) do update set reopened_at = excluded.reopened_at;
+  perform dispatcher.mark_item_changes(
+    array(select item.id from new_items as item join old_items as before on before.id = item.id
+           where before.status in ('done', 'failed', 'dead_letter') and item.status = 'pending'),
+    array(select item.id from new_items as item join old_items as before on before.id = item.id
+           where item.status = 'done' and before.status <> 'done' and dispatcher.is_signed_in_user()));
   if not dispatcher.is_quiet() then
     perform dispatcher.send_gateway_hint(hint.gateway_id, 'inbox', jsonb_build_object('agent_id', hint.agent_id, 'item_id', hint.item_id))
        from (select agent.gateway_id, agent.id as agent_id, (array_agg(item.id order by item.created_at, item.id))[1] as item_id
                from new_items as item
-               join old_items as old on old.id = item.id and old.status is distinct from item.status
+               join old_items as before on before.id = item.id and before.status is distinct from item.status
                join public.agents as agent on agent.id = item.agent_id and agent.tenant_id = item.tenant_id
               where item.status in ('pending', 'failed')
               group by agent.gateway_id, agent.id) as hint;
   end if;
   return null;
 exception when others then
+  perform dispatcher.note_fault((select item.tenant_id from new_items as item limit 1), null, 'hint_inbox_update', format('%s (%s)', sqlerrm, sqlstate));
   return null;
 end
 $$;
@@ -1669,6 +1674,13 @@ CREATE FUNCTION dispatcher.is_set_aside_by_stall(p_item_id uuid, p_failed_at tim
 $$;
 
 COMMENT ON FUNCTION dispatcher.is_set_aside_by_stall(p_item_id uuid, p_failed_at timestamp with time zone) IS 'Whether an item failed because its agent stalled, and not by a try of its own: then it needs no rest.';
+
+CREATE FUNCTION dispatcher.is_signed_in_user() RETURNS boolean
+    LANGUAGE sql STABLE
+    SET search_path TO ''
+    AS $$ select coalesce(nullif(current_setting('request.jwt.claims', true), '')::jsonb ->> 'role' = 'authenticated', false) $$;
+
+COMMENT ON FUNCTION dispatcher.is_signed_in_user() IS 'Whether this request comes with the token of a person.';
 
 CREATE FUNCTION dispatcher.items_of_claim(p_facts dispatcher.gate_facts) RETURNS uuid[]
     LANGUAGE sql IMMUTABLE
@@ -2057,6 +2069,19 @@ end
 $$;
 
 COMMENT ON FUNCTION dispatcher.mark_agent_stalled(p_agent_id uuid, p_cause text) IS 'Sets pending items of an agent aside (failed, marked agent_stalled, attempts untouched), at most 500 a call: the sweep takes the rest. Tells the operator once per stall, with p_cause where there is one.';
+
+CREATE FUNCTION dispatcher.mark_item_changes(p_reopened uuid[], p_closed_by_user uuid[]) RETURNS void
+    LANGUAGE sql
+    SET search_path TO ''
+    AS $$
+  insert into public.inbox_item_marks as mark (item_id, tenant_id, reopened_at, closed_by_user_at)
+  select item.id, item.tenant_id, case when item.id = any (p_reopened) then now() end, case when item.id = any (p_closed_by_user) then now() end
+    from public.agent_inbox_items as item where item.id = any (p_reopened || p_closed_by_user)
+  on conflict (item_id) do update set reopened_at = coalesce(excluded.reopened_at, mark.reopened_at),
+                                      closed_by_user_at = coalesce(excluded.closed_by_user_at, mark.closed_by_user_at)
+$$;
+
+COMMENT ON FUNCTION dispatcher.mark_item_changes(p_reopened uuid[], p_closed_by_user uuid[]) IS 'Keeps when items were reopened, and when a person closed them. The caller''s statement holds these items.';
 
 CREATE FUNCTION dispatcher.mark_unrouted_runs(p_tenant_id uuid) RETURNS jsonb
     LANGUAGE plpgsql
@@ -3508,7 +3533,7 @@ begin
   select slug, tenant_id into v_agent from public.agents where id = p_agent_id;
   perform dispatcher.notify_operator(
     v_agent.tenant_id, 'dead_letter', format('%s item(s) of agent %s were given up', cardinality(p_item_ids), v_agent.slug),
-    format('%s. `dispatcher inbox requeue %s` brings back the first of them, `dispatcher inbox requeue --dead --agent %s` all.',
+    format('Reason: %s. `dispatcher inbox requeue %s` brings back the first of them, `dispatcher inbox requeue --dead --agent %s` all.',
            p_reason, p_item_ids[1], v_agent.slug),
     p_agent_id, jsonb_build_object('item_ids', p_item_ids[1:100], 'items', cardinality(p_item_ids), 'reason', p_reason));
 end
@@ -3820,12 +3845,16 @@ CREATE FUNCTION dispatcher.wake_has_progress(p_wake public.agent_wakes) RETURNS 
     AS $$
 begin
   return (
-    -- What its own agent did: it closed what it had leased in this wake, by our functions or by YourHQ's,
+    -- What its own agent did: it closed what it had leased in this wake by our functions, or by YourHQ's, which know no leases of ours,
     select exists (select from public.inbox_item_leases as lease
                     where lease.wake_id = p_wake.id and lease.outcome in ('done', 'failed', 'dead_letter', 'escalated'))
       or exists (select from public.agent_inbox_items as item
-                  where item.agent_id = p_wake.agent_id and item.leased_at >= p_wake.claimed_at
-                    and item.status in ('done', 'failed', 'dead_letter') and greatest(item.completed_at, item.failed_at) >= item.leased_at)
+                  where item.agent_id = p_wake.agent_id and item.status = 'done' and item.completed_at between p_wake.claimed_at and clock_timestamp()
+                    and not exists (select from public.inbox_item_marks as mark
+                                     where mark.item_id = item.id and mark.closed_by_user_at >= p_wake.claimed_at))
+      or exists (select from public.agent_inbox_items as item
+                  where item.agent_id = p_wake.agent_id and item.status in ('failed', 'dead_letter')
+                    and item.leased_at >= p_wake.claimed_at and item.failed_at between item.leased_at and clock_timestamp())
       -- or worked on a run,
       or dispatcher.wake_worked_on_a_run(p_wake.id)
       -- or there was nothing left to do: what it holds and did not close is left.
@@ -4501,8 +4530,8 @@ CREATE FUNCTION public.dispatcher_schema() RETURNS jsonb
     SET search_path TO ''
     AS $$
   select jsonb_build_object(
-    'revision', 7,
-    'fingerprint', 'f5dc2925877d79a09577ef13b6dd96d0087a51094111444290c946c3b4aca3cb',
+    'revision', 8,
+    'fingerprint', '7cf547e1ad3ad45b40d132109a590926e7463d555daa2087bf62ea90fd09958e',
     'drift', coalesce(jsonb_agg(drift.kind || ' ' || drift.name || ' ' || drift.problem), '[]'))
   from (select * from dispatcher.schema_drift() limit 20) as drift
 $$;
@@ -5922,6 +5951,7 @@ CREATE TABLE public.inbox_item_marks (
     reopened_at timestamp with time zone,
     set_aside_at timestamp with time zone,
     set_aside_as text,
+    closed_by_user_at timestamp with time zone,
     CONSTRAINT inbox_item_marks_set_aside_as_check CHECK ((set_aside_as = ANY (ARRAY['agent_stalled'::text, 'wake_chain_limit'::text, 'operator'::text]))),
     CONSTRAINT inbox_item_marks_set_aside_has_both CHECK (((set_aside_at IS NULL) = (set_aside_as IS NULL)))
 );
@@ -5931,6 +5961,8 @@ COMMENT ON TABLE public.inbox_item_marks IS 'What the dispatcher knows of an ite
 COMMENT ON COLUMN public.inbox_item_marks.reopened_at IS 'When somebody set a finished item back to pending: it grows stale from then on, not from its creation.';
 
 COMMENT ON COLUMN public.inbox_item_marks.set_aside_at IS 'When the dispatcher set the item aside; it still is while the item failed at that very time.';
+
+COMMENT ON COLUMN public.inbox_item_marks.closed_by_user_at IS 'When a signed-in user closed the item: that is no work of the agent that runs at that time.';
 
 CREATE TABLE public.notifications (
     id uuid DEFAULT gen_random_uuid() NOT NULL,
@@ -6941,6 +6973,9 @@ GRANT ALL ON FUNCTION dispatcher.is_quiet() TO service_role;
 REVOKE ALL ON FUNCTION dispatcher.is_set_aside_by_stall(p_item_id uuid, p_failed_at timestamp with time zone) FROM PUBLIC;
 GRANT ALL ON FUNCTION dispatcher.is_set_aside_by_stall(p_item_id uuid, p_failed_at timestamp with time zone) TO service_role;
 
+REVOKE ALL ON FUNCTION dispatcher.is_signed_in_user() FROM PUBLIC;
+GRANT ALL ON FUNCTION dispatcher.is_signed_in_user() TO service_role;
+
 REVOKE ALL ON FUNCTION dispatcher.items_of_claim(p_facts dispatcher.gate_facts) FROM PUBLIC;
 GRANT ALL ON FUNCTION dispatcher.items_of_claim(p_facts dispatcher.gate_facts) TO service_role;
 
@@ -6997,6 +7032,9 @@ GRANT ALL ON FUNCTION dispatcher.look_around(p_sweeper dispatcher.claimant) TO s
 
 REVOKE ALL ON FUNCTION dispatcher.mark_agent_stalled(p_agent_id uuid, p_cause text) FROM PUBLIC;
 GRANT ALL ON FUNCTION dispatcher.mark_agent_stalled(p_agent_id uuid, p_cause text) TO service_role;
+
+REVOKE ALL ON FUNCTION dispatcher.mark_item_changes(p_reopened uuid[], p_closed_by_user uuid[]) FROM PUBLIC;
+GRANT ALL ON FUNCTION dispatcher.mark_item_changes(p_reopened uuid[], p_closed_by_user uuid[]) TO service_role;
 
 REVOKE ALL ON FUNCTION dispatcher.mark_unrouted_runs(p_tenant_id uuid) FROM PUBLIC;
 GRANT ALL ON FUNCTION dispatcher.mark_unrouted_runs(p_tenant_id uuid) TO service_role;

@@ -165,11 +165,14 @@ create table if not exists public.inbox_item_marks (
   reopened_at timestamptz,
   set_aside_at timestamptz,
   set_aside_as text check (set_aside_as in ('agent_stalled', 'wake_chain_limit', 'operator')),
+  closed_by_user_at timestamptz,
   constraint inbox_item_marks_set_aside_has_both check ((set_aside_at is null) = (set_aside_as is null))
 );
 comment on table public.inbox_item_marks is 'What the dispatcher knows of an item beside its row.';
 comment on column public.inbox_item_marks.reopened_at is
   'When somebody set a finished item back to pending: it grows stale from then on, not from its creation.';
+comment on column public.inbox_item_marks.closed_by_user_at is
+  'When a signed-in user closed the item: that is no work of the agent that runs at that time.';
 comment on column public.inbox_item_marks.set_aside_at is
   'When the dispatcher set the item aside; it still is while the item failed at that very time.';
 

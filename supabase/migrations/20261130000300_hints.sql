@@ -43,31 +43,51 @@ begin
             group by agent.gateway_id, agent.id) as hint;
   return null;
 exception when others then
+  perform dispatcher.note_fault((select item.tenant_id from new_items as item limit 1), null, 'hint_inbox_insert', format('%s (%s)', sqlerrm, sqlstate));
   return null;
 end
 $$;
 comment on function dispatcher.hint_inbox_insert() is
   'After an insert of items: one hint per agent to its gateway ({agent_id, item_id, item_ids}). Locks nothing, never fails the insert.';
 
+create or replace function dispatcher.is_signed_in_user() returns boolean
+language sql stable set search_path = ''
+as $$ select coalesce(nullif(current_setting('request.jwt.claims', true), '')::jsonb ->> 'role' = 'authenticated', false) $$;
+comment on function dispatcher.is_signed_in_user() is 'Whether this request comes with the token of a person.';
+
+create or replace function dispatcher.mark_item_changes(p_reopened uuid[], p_closed_by_user uuid[]) returns void
+language sql volatile set search_path = ''
+as $$
+  insert into public.inbox_item_marks as mark (item_id, tenant_id, reopened_at, closed_by_user_at)
+  select item.id, item.tenant_id, case when item.id = any (p_reopened) then now() end, case when item.id = any (p_closed_by_user) then now() end
+    from public.agent_inbox_items as item where item.id = any (p_reopened || p_closed_by_user)
+  on conflict (item_id) do update set reopened_at = coalesce(excluded.reopened_at, mark.reopened_at),
+                                      closed_by_user_at = coalesce(excluded.closed_by_user_at, mark.closed_by_user_at)
+$$;
+comment on function dispatcher.mark_item_changes(uuid[], uuid[]) is
+  'Keeps when items were reopened, and when a person closed them. The caller''s statement holds these items.';
+
 create or replace function dispatcher.hint_inbox_update() returns trigger
 language plpgsql volatile security definer set search_path = ''
 as $$
 begin
-  insert into public.inbox_item_marks as mark (item_id, tenant_id, reopened_at)
-  select item.id, item.tenant_id, now() from new_items as item join old_items as old on old.id = item.id
-   where old.status in ('done', 'failed', 'dead_letter') and item.status = 'pending'
-  on conflict (item_id) do update set reopened_at = excluded.reopened_at;
+  perform dispatcher.mark_item_changes(
+    array(select item.id from new_items as item join old_items as before on before.id = item.id
+           where before.status in ('done', 'failed', 'dead_letter') and item.status = 'pending'),
+    array(select item.id from new_items as item join old_items as before on before.id = item.id
+           where item.status = 'done' and before.status <> 'done' and dispatcher.is_signed_in_user()));
   if not dispatcher.is_quiet() then
     perform dispatcher.send_gateway_hint(hint.gateway_id, 'inbox', jsonb_build_object('agent_id', hint.agent_id, 'item_id', hint.item_id))
        from (select agent.gateway_id, agent.id as agent_id, (array_agg(item.id order by item.created_at, item.id))[1] as item_id
                from new_items as item
-               join old_items as old on old.id = item.id and old.status is distinct from item.status
+               join old_items as before on before.id = item.id and before.status is distinct from item.status
                join public.agents as agent on agent.id = item.agent_id and agent.tenant_id = item.tenant_id
               where item.status in ('pending', 'failed')
               group by agent.gateway_id, agent.id) as hint;
   end if;
   return null;
 exception when others then
+  perform dispatcher.note_fault((select item.tenant_id from new_items as item limit 1), null, 'hint_inbox_update', format('%s (%s)', sqlerrm, sqlstate));
   return null;
 end
 $$;
@@ -88,6 +108,7 @@ begin
   end if;
   return null;
 exception when others then
+  perform dispatcher.note_fault(new.tenant_id, null, 'hint_agent_change', format('%s (%s)', sqlerrm, sqlstate));
   return null;
 end
 $$;
@@ -101,6 +122,7 @@ begin
   perform dispatcher.send_gateway_hint((select gateway_id from public.agents where id = new.agent_id), 'agent', jsonb_build_object('agent_id', new.agent_id));
   return null;
 exception when others then
+  perform dispatcher.note_fault(new.tenant_id, null, 'hint_budget_change', format('%s (%s)', sqlerrm, sqlstate));
   return null;
 end
 $$;

@@ -76,12 +76,16 @@ language plpgsql stable set search_path = ''
 as $$
 begin
   return (
-    -- What its own agent did: it closed what it had leased in this wake, by our functions or by YourHQ's,
+    -- What its own agent did: it closed what it had leased in this wake by our functions, or by YourHQ's, which know no leases of ours,
     select exists (select from public.inbox_item_leases as lease
                     where lease.wake_id = p_wake.id and lease.outcome in ('done', 'failed', 'dead_letter', 'escalated'))
       or exists (select from public.agent_inbox_items as item
-                  where item.agent_id = p_wake.agent_id and item.leased_at >= p_wake.claimed_at
-                    and item.status in ('done', 'failed', 'dead_letter') and greatest(item.completed_at, item.failed_at) >= item.leased_at)
+                  where item.agent_id = p_wake.agent_id and item.status = 'done' and item.completed_at between p_wake.claimed_at and clock_timestamp()
+                    and not exists (select from public.inbox_item_marks as mark
+                                     where mark.item_id = item.id and mark.closed_by_user_at >= p_wake.claimed_at))
+      or exists (select from public.agent_inbox_items as item
+                  where item.agent_id = p_wake.agent_id and item.status in ('failed', 'dead_letter')
+                    and item.leased_at >= p_wake.claimed_at and item.failed_at between item.leased_at and clock_timestamp())
       -- or worked on a run,
       or dispatcher.wake_worked_on_a_run(p_wake.id)
       -- or there was nothing left to do: what it holds and did not close is left.
@@ -106,7 +110,7 @@ begin
   select slug, tenant_id into v_agent from public.agents where id = p_agent_id;
   perform dispatcher.notify_operator(
     v_agent.tenant_id, 'dead_letter', format('%s item(s) of agent %s were given up', cardinality(p_item_ids), v_agent.slug),
-    format('%s. `dispatcher inbox requeue %s` brings back the first of them, `dispatcher inbox requeue --dead --agent %s` all.',
+    format('Reason: %s. `dispatcher inbox requeue %s` brings back the first of them, `dispatcher inbox requeue --dead --agent %s` all.',
            p_reason, p_item_ids[1], v_agent.slug),
     p_agent_id, jsonb_build_object('item_ids', p_item_ids[1:100], 'items', cardinality(p_item_ids), 'reason', p_reason));
 end

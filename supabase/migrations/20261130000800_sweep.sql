@@ -89,7 +89,7 @@ as $$
 declare
   v_agent record;
   v_dead uuid[];
-  v_reason constant text := 'No attempts left';
+  v_reason constant text := 'no attempts left';
   v_count integer := 0;
 begin
   for v_agent in

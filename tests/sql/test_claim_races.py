@@ -95,7 +95,9 @@ def test_two_ends_of_one_wake_count_once(seed: Seed, dispatcher) -> None:
     one, two = dispatcher(), dispatcher()
     grant = one.claim(agent)
     answers = at_once([lambda: one.ended(grant, exit_code=1), lambda: two.ended(grant, exit_code=1)])
-    assert sorted(answer["code"] for answer in answers) == ["already", "ok"]
+    # The second waits for nobody: it meets the rows held and is to ask again, or comes after.
+    assert sorted(answer["code"] for answer in answers) in (["already", "ok"], ["busy", "ok"])
+    assert one.ended(grant, exit_code=1)["code"] == "already"
     assert [answer["consecutive_failures"] for answer in answers if answer["applied"]] == [1]
 
 

@@ -30,8 +30,9 @@ CALLABLE: Final = {"current_tenant_id": "row level security calls it with the ca
 # What runs with its owner's rights, and why.
 DEFINERS: Final = {
     "send_gateway_hint": "whoever inserts an item may not send broadcasts; the hint must go out all the same",
-    "hint_inbox_insert": "it resets the agent's failures, which whoever inserts an item may not touch",
-    "note_inbox_update": "it notes progress in agent_wakes, which whoever updates an item may not touch",
+    "hint_inbox_insert": "whoever inserts an item may not send broadcasts",
+    "hint_inbox_update": "it marks what was reopened, which whoever updates an item may not touch",
+    "note_fault": "a hint that fails in the statement of a person is noted where that person may not write",
     "hint_agent_change": "whoever updates an agent may not send broadcasts",
     "hint_budget_change": "whoever updates a budget may not send broadcasts",
     "hint_workflow_daemons": "whoever queues a run sees neither the instances nor may send to them",
@@ -44,7 +45,10 @@ DEFINERS: Final = {
 HIDDEN: Final = {
     "dispatcher_gateways": "rows that exist to be locked",
     "inbox_item_leases": "lease tokens",
-    "inbox_item_reopenings": "bookkeeping of the sweep",
+    "inbox_item_marks": "bookkeeping of the sweep",
+    "agent_resumptions": "the same",
+    "dispatcher_settings": "settings of the daemons",
+    "dispatcher_faults": "told by the daemons",
     "inbox_due": "a view for the functions; users read the items themselves",
     "workflow_claims": "claim tokens",
     "workflow_notifications": "an outbox between daemons",

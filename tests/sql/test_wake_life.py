@@ -31,6 +31,12 @@ def lease(database: Database, item: uuid.UUID, grant: dict[str, Any], seconds: i
     )
 
 
+def finish(database: Database, item: uuid.UUID) -> None:
+    """As an agent's old script does it, which knows nothing of lease tokens."""
+    database.execute("select lease_inbox_item(agent_id) from agent_inbox_items where id = %s", [item])
+    database.execute("select complete_inbox_item(%s)", [item])
+
+
 def item_row(database: Database, item: uuid.UUID) -> dict[str, Any]:
     return database.row(
         """select status::text, attempt_count, leased_until, context ->> 'last_failure_reason' as reason
@@ -50,7 +56,20 @@ def test_started_keeps_the_process_and_stamps_the_items(database: Database, seed
         "pid": 77,
         "host_id": "boot:1",
     }
-    assert database.value("select last_wake_success_at is not null from agent_inbox_items")
+    stamped = "select last_wake_attempt_at is not null and last_wake_success_at is not null from agent_inbox_items"
+    assert database.value(stamped)
+
+
+def test_a_wake_that_never_started_stamps_its_attempt_alone(database: Database, seed: Seed, dispatcher) -> None:
+    agent, item = seed.agent("ada"), seed.item("ada")
+    daemon = dispatcher()
+    daemon.ended(daemon.claim(agent, item), "spawn_failed", None)
+    assert database.row(
+        "select last_wake_attempt_at is not null as tried, last_wake_success_at from agent_inbox_items"
+    ) == {
+        "tried": True,
+        "last_wake_success_at": None,
+    }
 
 
 @pytest.mark.parametrize(
@@ -83,7 +102,7 @@ def test_how_a_wake_ends(
     grant = daemon.claim(agent, item)
     daemon.started(grant)
     if work_done:
-        database.execute("update agent_inbox_items set status = 'done' where id = %s", [item])
+        finish(database, item)
     answer = daemon.ended(grant, ending, exit_code)
     assert (answer["state"], answer["consecutive_failures"]) == (state, failures)
 
@@ -94,7 +113,7 @@ def test_a_wake_that_ends_well_resets_the_failures_before_it(database: Database,
     daemon = dispatcher(max_consecutive_failures=5)
     assert fail(daemon, agent, 3)["consecutive_failures"] == 3
     grant = daemon.claim(agent)
-    database.execute("update agent_inbox_items set status = 'done' where id = %s", [first])
+    finish(database, first)
     answer = daemon.ended(grant)
     assert (answer["state"], answer["consecutive_failures"]) == ("succeeded", 0)
     assert database.value("select consecutive_failures from agent_wake_state") == 0
@@ -113,7 +132,7 @@ def test_a_wake_that_finds_nothing_left_to_do_is_no_failure(database: Database, 
 def test_progress_is_seen_without_the_trigger_too(database: Database, seed: Seed, dispatcher) -> None:
     agent, item = seed.agent("ada"), seed.item("ada")
     seed.item("ada")
-    database.execute("drop trigger dispatcher_inbox_update_note on agent_inbox_items")
+    database.execute("drop trigger dispatcher_inbox_update_hint on agent_inbox_items")
     daemon = dispatcher()
     grant = daemon.claim(agent, item)
     database.execute(
@@ -270,7 +289,7 @@ def test_a_slow_agent_that_works_cannot_stall_by_time_outs(database: Database, s
     daemon = dispatcher(max_consecutive_failures=3)
     for item in items[:5]:
         grant = daemon.claim(agent)
-        database.execute("update agent_inbox_items set status = 'done' where id = %s", [item])
+        finish(database, item)
         answer = daemon.ended(grant, "timed_out", -15)
     assert answer["consecutive_failures"] == 2
     assert database.value("select stalled_at is null from agent_wake_state")
@@ -490,7 +509,7 @@ class TestSweep:
         theirs = seed.agent("theirs", gateway="other")
         item = seed.item(theirs, created_at=datetime.now(UTC) - timedelta(days=9))
         answer = dispatcher().sweep(limit=2)
-        assert (answer["agent_ids"], answer["expired"], answer["claims"]) == ([], 0, [])
+        assert (answer["agent_ids"], answer["due"], answer["claims"]) == ([], [], [])
         assert item_row(database, item)["status"] == "pending"
         assert database.rows("select from agent_wake_state") == []
 
@@ -517,7 +536,7 @@ class TestSweep:
     def test_a_failing_phase_does_not_stop_the_others(self, database: Database, seed: Seed, dispatcher) -> None:
         seed.item("ada")
         daemon = dispatcher()
-        database.execute("alter function dispatcher.stop_wake_chains(dispatcher_instances) rename to away")
+        database.execute("alter function dispatcher.chained_items(dispatcher.claimant, integer) rename to away")
         answer = daemon.sweep(limit=1)
         assert [error["phase"] for error in answer["errors"]] == ["chained"]
         assert answer["claims"][0]["granted"] is True
@@ -628,7 +647,7 @@ class TestReviewed:
         waiting = "select count(*) from agent_inbox_items where status = 'pending'"
         seen = [database.value(waiting)]
         while database.value(waiting):
-            daemon.sweep()
+            daemon.phase("stalled")
             seen.append(database.value(waiting))
         assert seen == [700, 200, 0]
         assert database.value("select count(*) from notifications where type = 'agent_stalled'") == 1
@@ -679,7 +698,7 @@ class TestReviewed:
         else:
             database.execute("update agents set status = 'ready'")
         answer = daemon.sweep(limit=1)
-        assert (answer["expired"], answer["claims"][0]["granted"]) == (0, True)
+        assert ("expired" in answer["due"], answer["claims"][0]["granted"]) == (False, True)
 
     def test_the_item_a_live_wake_works_on_is_not_buried(self, database: Database, seed: Seed, dispatcher) -> None:
         agent, item = seed.agent("ada"), seed.item("ada", attempt_count=2)
@@ -701,7 +720,7 @@ class TestReviewed:
         daemon = dispatcher()
         assert daemon.claim(agent, item)["skip_reason"] == "no_actionable_work"
         answer = daemon.sweep(limit=2)
-        assert (answer["expired"], answer["claims"]) == (0, [])
+        assert (answer["due"], answer["claims"]) == ([], [])
         assert item_row(database, item)["status"] == "pending"
         assert database.value("select count(*) from realtime.messages where event = 'inbox'") == 0
 

@@ -650,7 +650,7 @@ def test_the_lost_session_is_fenced_and_the_new_one_carries_on(runs: Workflows) 
     assert runs.heartbeat(run, "lost")["code"] == "not_yours"
     session = grant["run"]["session_id"]
     assert runs.heartbeat(run, session)["code"] == "ok"
-    assert runs.database.value("select progressed_at is not null from agent_wakes") is True
+    assert runs.database.value("select bool_or(worked_at is not null) from workflow_claims") is True
     assert runs.complete(run, session)["status"] == "completed"
     assert runs.database.value("select stop_cause from agent_wakes") is None
     ends = runs.database.rows("select session_id, ended_as from workflow_claims order by claimed_at")

@@ -39,6 +39,26 @@ class MigrationsMissing(SettingsError):
     """The database lacks a function or table of ours: `dispatcher migrate` has not been run."""
 
 
+class ExtraMissing(SettingsError):
+    """A command needs packages of an extra that is not installed; the text says what to install."""
+
+
+class MigrationError(DispatcherError):
+    """A statement of a migration was refused, or the result is not what it should be; the text says where and why."""
+
+
+class MigrationBlocked(MigrationError):
+    """Others held what a migration needs until patience ran out. Nothing of that file was kept; run it again."""
+
+    exit_code = EXIT_UNAVAILABLE
+
+
+class UnfitDatabase(MigrationError):
+    """The database or the role is not one that can be migrated; told before anything was created."""
+
+    exit_code = EXIT_BAD_SETTINGS
+
+
 class BadKey(SettingsError):
     """The server refuses the service key."""
 

@@ -39,8 +39,10 @@ def command(
     keep: Annotated[bool, typer.Option("--keep", help="Go on until interrupted, for rows of your own.")] = False,
 ) -> None:
     """Start an embedded Supabase and the daemon, insert items, and show each wake as it happens."""
+    from dispatcher.cli.extras import require_extra
     from dispatcher.cli.local import project_stack
 
+    require_extra("local", "demo")
     directory = Path(tempfile.mkdtemp(prefix="dispatcher-demo-"))
     started = time.monotonic()
     _say("Starting PostgreSQL, PostgREST and Realtime …")

@@ -38,6 +38,9 @@ def up(
     no_seed: Annotated[bool, typer.Option("--no-seed", help="Leave out the first tenant and agents.")] = False,
 ) -> None:
     """Run PostgreSQL, PostgREST and Realtime behind one URL until SIGINT or SIGTERM."""
+    from dispatcher.cli.extras import require_extra
+
+    require_extra("local", "local up")
     stopped = threading.Event()
     for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
         if signal.getsignal(number) is not signal.SIG_IGN:  # as nohup and background jobs leave it

@@ -31,9 +31,11 @@ def command(
     ] = PATIENCE_SECONDS,
 ) -> None:
     """Apply the project's migrations and check the result. Safe to run twice, by two at once, and beside a daemon."""
+    from dispatcher.cli.extras import require_extra
     from dispatcher.errors import SettingsError
     from dispatcher.supabase.migrate import apply_migrations, migrations_directory
 
+    require_extra("migrate", "migrate")
     if not db_url:
         raise SettingsError("the database is not named: give --db-url, DATABASE_URL or SUPABASE_DB_URL")
     if check:

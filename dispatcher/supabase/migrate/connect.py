@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Final
 from urllib.parse import parse_qsl, urlsplit
 
-from dispatcher.errors import DispatcherError, ServiceUnavailable, SettingsError
+from dispatcher.errors import DispatcherError, ExtraMissing, ServiceUnavailable, SettingsError
 
 if TYPE_CHECKING:
     import psycopg
@@ -24,7 +24,7 @@ def connect(db_url: str) -> psycopg.Connection:
     try:
         import psycopg  # noqa: PLC0415 - an extra: the daemon itself runs without it
     except ImportError as error:
-        raise SettingsError("migrating needs psycopg: pip install 'openclaw-dispatcher[migrate]'") from error
+        raise ExtraMissing("migrating needs psycopg: pip install 'openclaw-dispatcher[migrate]'") from error
     try:
         # Prepared statements do not survive a pooler in transaction mode.
         return psycopg.connect(

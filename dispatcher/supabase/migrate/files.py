@@ -9,8 +9,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Final
 
-from dispatcher.errors import DispatcherError
-from dispatcher.supabase.migrate.errors import MigrationError
+from dispatcher.errors import DispatcherError, MigrationError
 from dispatcher.supabase.statements import Statement, split_statements
 
 _FILE_NAME: Final = re.compile(r"(?P<version>\d+)_(?P<name>.+)\.sql")

@@ -6,7 +6,7 @@ import re
 from collections.abc import Iterable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, Final
 
-from dispatcher.supabase.migrate.errors import UnfitDatabase
+from dispatcher.errors import UnfitDatabase
 from dispatcher.supabase.migrate.files import Migration
 
 if TYPE_CHECKING:

@@ -33,6 +33,7 @@ from dispatcher.inbox.decisions import Decisions
 from dispatcher.inbox.hints import Hints, LocalAgents
 from dispatcher.inbox.launcher import Launcher
 from dispatcher.inbox.model import Ended, Grant, ReportResult
+from dispatcher.inbox.namesakes import Namesakes
 from dispatcher.inbox.reporter import Reporter
 from dispatcher.inbox.settings import wake_settings
 from dispatcher.inbox.store import InboxStore
@@ -135,12 +136,14 @@ class Daemon:
         self._registry = AgentRegistry(
             config_candidates(settings.openclaw_home, settings.openclaw_state_dir, settings.openclaw_config_path)
         )
+        self._namesakes = Namesakes(self._registry.known_ids)
         return Launcher(
             book=self._book,
             executable=self._executable,
             host_id=self._host.host_id,
             resolve_agent=self._registry.resolve,
             child_environment=self._child_environment,
+            namesakes=self._namesakes,
             on_started=_counted(self._meter.started),
         )
 
@@ -290,6 +293,7 @@ class Daemon:
         return Sweeper(
             self._store,
             self._agents,
+            self._namesakes,
             self._hints.items,
             self._decisions,
             claim_limit=settings.max_concurrent_wakes,
@@ -427,24 +431,30 @@ class Daemon:
         self._book.add(BookedWake(wake.wake_id, adoption.claim_token, wake.agent_id, wake.agent_slug, process.pid))
         if any(live.wake_id == str(wake.wake_id) for live in self._supervisor.live()):
             return  # ours all the while: it was our row that was gone
+        self._namesakes.hold(wake.wake_id, wake.agent_id, wake.agent_slug)
+        is_watched = False
         try:
-            watched = self._supervisor.adopt(
-                str(wake.wake_id),
-                wake.agent_slug,
-                process.pid,
-                process.started_at,
-                seconds_left=None if adoption.deadline_in is None else adoption.deadline_in - DEADLINE_MARGIN,
-            )
+            is_watched = self._watch_adopted(wake, process, adoption)
         except ShuttingDown:
             # Whoever comes next finds it alive and adopts it.
             self._book.remove(wake.wake_id)
-            return
         except Exception:
             # Nobody watches it: out of the book, the next heartbeat hands it to us once more.
             self._book.remove(wake.wake_id)
             raise
+        finally:
+            if not is_watched:
+                self._namesakes.leave(wake.wake_id)
+
+    def _watch_adopted(self, wake: OpenWake, process: ProcessIdentity, adoption: Adoption) -> bool:
+        """False for a process that ended meanwhile, which is reported."""
+        seconds_left = None if adoption.deadline_in is None else adoption.deadline_in - DEADLINE_MARGIN
+        watched = self._supervisor.adopt(
+            str(wake.wake_id), wake.agent_slug, process.pid, process.started_at, seconds_left=seconds_left
+        )
         if watched is None:
             self._reporter.put(Ended(wake.wake_id, adoption.claim_token, "exited"))
+        return watched is not None
 
     def _on_lost(self, wake: OpenWake) -> None:
         if self._book.get(wake.wake_id) is not None:

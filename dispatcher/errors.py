@@ -108,6 +108,10 @@ class InvalidAgentId(DispatcherError):
     """An agent id that OpenClaw would turn into another agent, or into an option."""
 
 
+class ItemRefused(DispatcherError):
+    """An item asks for a start that no command line can make; the text names what of it, cut short."""
+
+
 class SpawnError(DispatcherError):
     """A process could not be started; the text names the cause."""
 

@@ -14,6 +14,14 @@ CONTROL: Final = re.compile(f"[{_CONTROL}]")
 _NOT_SHOWN: Final = re.compile(f"[{_CONTROL}{_TURNING}]")
 
 
+SHORTENED: Final = 60
+
+
+def shortened(text: str, limit: int = SHORTENED) -> str:
+    """`text` in quotes and ASCII, at most `limit` characters of it: a name from outside inside a message."""
+    return ascii(text if len(text) <= limit else f"{text[: limit - 3]}...")
+
+
 def printable(text: str) -> str:
     r"""`text` on one line, as a person may see it: each control character escaped (`\x1b`, `\n`, `\u202e`).
 

@@ -2021,13 +2021,13 @@ CREATE FUNCTION dispatcher.look_around(p_sweeper dispatcher.claimant) RETURNS js
     AS $$
 begin
   return jsonb_build_object(
-    'agent_ids', (select coalesce(jsonb_agg(id), '[]') from public.agents where gateway_id = p_sweeper.gateway_id and tenant_id = p_sweeper.tenant_id),
+    'agents', (select coalesce(jsonb_agg(jsonb_build_object('id', id, 'slug', slug)), '[]') from public.agents where gateway_id = p_sweeper.gateway_id and tenant_id = p_sweeper.tenant_id),
     'open_wakes', dispatcher.open_wakes_of_others(p_sweeper.instance_id), 'broadcast_available', dispatcher.broadcast_hints_available(),
     'due', to_jsonb(dispatcher.phases_due(p_sweeper)));
 end
 $$;
 
-COMMENT ON FUNCTION dispatcher.look_around(p_sweeper dispatcher.claimant) IS 'Where a sweep begins: {agent_ids (the gateway''s), open_wakes (of other instances), broadcast_available, due (the phases that have something to do)}.';
+COMMENT ON FUNCTION dispatcher.look_around(p_sweeper dispatcher.claimant) IS 'Where a sweep begins: {agents (the gateway''s: id, slug), open_wakes (of other instances), broadcast_available, due (the phases that have something to do)}.';
 
 CREATE FUNCTION dispatcher.mark_agent_stalled(p_agent_id uuid, p_cause text DEFAULT NULL::text) RETURNS integer
     LANGUAGE plpgsql
@@ -4530,8 +4530,8 @@ CREATE FUNCTION public.dispatcher_schema() RETURNS jsonb
     SET search_path TO ''
     AS $$
   select jsonb_build_object(
-    'revision', 8,
-    'fingerprint', '7cf547e1ad3ad45b40d132109a590926e7463d555daa2087bf62ea90fd09958e',
+    'revision', 9,
+    'fingerprint', '6c1eb4a5b780f03ce9ff1224d5579a9b6ec749b962990b3263e81af7983ffb21',
     'drift', coalesce(jsonb_agg(drift.kind || ' ' || drift.name || ' ' || drift.problem), '[]'))
   from (select * from dispatcher.schema_drift() limit 20) as drift
 $$;
@@ -5585,7 +5585,7 @@ begin
 end
 $$;
 
-COMMENT ON FUNCTION public.sweep_inbox(p_instance_id uuid, p_phase text, p_cursor jsonb, p_claim_limit integer, p_request uuid) IS 'One phase of a sweep of the instance''s gateway, at most 500 rows: {phase, count, again, ms}. look: {agent_ids, open_wakes, broadcast_available, due}; listed: {skipped, cursor}, p_cursor is the one of the page before; claims: {claims, queued, waiting}, up to p_claim_limit wakes under p_request.';
+COMMENT ON FUNCTION public.sweep_inbox(p_instance_id uuid, p_phase text, p_cursor jsonb, p_claim_limit integer, p_request uuid) IS 'One phase of a sweep of the instance''s gateway, at most 500 rows: {phase, count, again, ms}. look: {agents (id, slug), open_wakes, broadcast_available, due}; listed: {skipped, cursor}, p_cursor is the one of the page before; claims: {claims, queued, waiting}, up to p_claim_limit wakes under p_request.';
 
 CREATE FUNCTION public.workflow_stats(p_tenant_id uuid) RETURNS jsonb
     LANGUAGE sql STABLE

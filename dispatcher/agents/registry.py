@@ -6,18 +6,20 @@ import contextlib
 import json
 import re
 import threading
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, Final
 
 from dispatcher import events
 from dispatcher.errors import InvalidAgentId
 from dispatcher.logs import get_logger
-from dispatcher.text import CONTROL
+from dispatcher.text import CONTROL, shortened
 
 log = get_logger(__name__)
 
 MAX_ID_LENGTH: Final = 64
+# What an id is made of before OpenClaw normalises it: far more than an id can be, far less than an argument may.
+MAX_SLUG_LENGTH: Final = 200
 MAX_CONFIG_BYTES: Final = 8 * 1024 * 1024
 CONFIG_NAME: Final = "openclaw.json"
 
@@ -53,10 +55,27 @@ def resolve_id(known: Iterable[str], workspace_slug: str | None, agent_slug: str
     Raises:
         InvalidAgentId: OpenClaw would take the id for another agent, for `main`, or for an option.
     """
+    return _resolve(_by_normal(known), workspace_slug, agent_slug)
+
+
+def resolve_ids(known: Iterable[str], workspace_slug: str | None, agent_slugs: Iterable[str]) -> dict[str, str]:
+    """By slug the id OpenClaw makes of what `resolve_id` answers; a slug it would refuse is left out."""
+    by_normal = _by_normal(known)
+    found: dict[str, str] = {}
+    for slug in agent_slugs:
+        with contextlib.suppress(InvalidAgentId):
+            found[slug] = normalise_id(_resolve(by_normal, workspace_slug, slug))
+    return found
+
+
+def _by_normal(known: Iterable[str]) -> dict[str, str]:
+    return {normalise_id(agent_id): agent_id for agent_id in known if _is_usable(agent_id)}
+
+
+def _resolve(by_normal: Mapping[str, str], workspace_slug: str | None, agent_slug: str) -> str:
     for slug in (agent_slug, workspace_slug):
         _check_slug(slug)
     fallback = f"{workspace_slug}/{agent_slug}" if workspace_slug else agent_slug
-    by_normal = {normalise_id(agent_id): agent_id for agent_id in known if _is_usable(agent_id)}
     # <workspace>/<agent> and <workspace>-<agent> are one id after normalising.
     for candidate in (agent_slug, fallback):
         found = by_normal.get(normalise_id(candidate))
@@ -77,10 +96,13 @@ def possible_ids(known: Iterable[str], workspace_slug: str | None, agent_slug: s
 def _check_slug(slug: str | None) -> None:
     if not slug:
         return
+    if len(slug) > MAX_SLUG_LENGTH:
+        raise InvalidAgentId(f"a slug of {len(slug)} characters, more than {MAX_SLUG_LENGTH}: {shortened(slug)}")
     if CONTROL.search(slug):
-        raise InvalidAgentId(f"slug {slug!a} has control characters")
+        raise InvalidAgentId(f"control characters in the slug {shortened(slug)}")
     if not normalise_id(slug):
-        raise InvalidAgentId(f"slug {slug!r} has nothing OpenClaw keeps in an id: it would run another agent")
+        text = f"the slug {shortened(slug)} has nothing OpenClaw keeps in an id: it would run another agent"
+        raise InvalidAgentId(text)
 
 
 def _check_id(agent_id: str) -> None:
@@ -88,9 +110,12 @@ def _check_id(agent_id: str) -> None:
     if not normal:
         raise InvalidAgentId("an empty agent id would run the agent main")
     if agent_id.startswith("-"):
-        raise InvalidAgentId(f"agent id {agent_id!r} could be taken for an option")
+        raise InvalidAgentId(f"the agent id {shortened(agent_id)} could be taken for an option")
     if len(normal) > MAX_ID_LENGTH:
-        raise InvalidAgentId(f"agent id {agent_id!r} is longer than the {MAX_ID_LENGTH} OpenClaw keeps")
+        raise InvalidAgentId(
+            f"an agent id of {len(normal)} characters, more than the {MAX_ID_LENGTH} OpenClaw keeps: "
+            f"{shortened(agent_id)}"
+        )
 
 
 def _is_usable(agent_id: str) -> bool:

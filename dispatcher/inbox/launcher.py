@@ -8,20 +8,23 @@ from typing import Final, Protocol
 from uuid import UUID
 
 from dispatcher import events
-from dispatcher.agents.command import build_argv, option_value
+from dispatcher.agents.command import MAX_OPTION_CHARACTERS, build_argv, option_value
 from dispatcher.agents.supervisor import Ending, WakeProcess
 from dispatcher.answers import LONGEST_SECONDS
-from dispatcher.errors import DispatcherError, ShuttingDown
+from dispatcher.errors import DispatcherError, InvalidAgentId, ItemRefused, ShuttingDown
 from dispatcher.inbox import model
 from dispatcher.inbox.book import WakeBook
 from dispatcher.inbox.message import wake_message, wake_reason
 from dispatcher.inbox.model import Ended, Grant, Report, ReportResult, Started
+from dispatcher.inbox.namesakes import Namesakes
 from dispatcher.logs import get_logger
+from dispatcher.text import shortened
 
 log = get_logger(__name__)
 
 # A clock that differs by more from the database's says nothing about an age.
 LARGEST_SKEW: Final = 86_400.0
+MAX_CAUSE: Final = 1_000
 
 
 class Starts(Protocol):
@@ -52,6 +55,7 @@ class Launcher:
         host_id: str,
         resolve_agent: Callable[[str | None, str], str],
         child_environment: Callable[[str], Mapping[str, str]],
+        namesakes: Namesakes,
         on_started: Callable[[str, float], None] = lambda _path, _latency_s: None,
     ) -> None:
         self._book = book
@@ -59,6 +63,7 @@ class Launcher:
         self._host_id = host_id
         self._resolve_agent = resolve_agent
         self._child_environment = child_environment
+        self._namesakes = namesakes
         self._on_started = on_started
         self._open = True
         self._supervisor: Starts
@@ -81,8 +86,10 @@ class Launcher:
         try:
             self._spawn(grant)
         except ShuttingDown:
+            self._namesakes.leave(grant.wake_id)
             self._hand_back(grant)
         except Exception as error:  # noqa: BLE001 - whatever is wrong with one agent's spawn concerns that agent alone
+            self._namesakes.leave(grant.wake_id)
             self._refuse(grant, error)
 
     def _note_start(self, grant: Grant, child: WakeProcess) -> None:
@@ -92,13 +99,10 @@ class Launcher:
         self._tell(grant, child)
 
     def _spawn(self, grant: Grant) -> None:
-        argv = build_argv(
-            self._executable,
-            self._resolve_agent(grant.workspace_slug, grant.agent_slug),
-            wake_message(grant),
-            model=_override(grant, "model_override"),
-            thinking=_override(grant, "thinking_override"),
-        )
+        agent = self._resolve_agent(grant.workspace_slug, grant.agent_slug)
+        model, thinking = _override(grant, "model_override"), _override(grant, "thinking_override")
+        argv = build_argv(self._executable, agent, wake_message(grant), model=model, thinking=thinking)
+        self._namesakes.claim(grant.wake_id, grant.agent_id, grant.agent_slug, grant.workspace_slug, agent)
         wake_id = str(grant.wake_id)
         self._supervisor.start(
             wake_id,
@@ -113,15 +117,18 @@ class Launcher:
         self._report(Ended(grant.wake_id, grant.claim_token, "interrupted", error="the daemon is stopping"))
 
     def _refuse(self, grant: Grant, error: Exception) -> None:
+        ending = ending_of(error, grant)
         log.error(
             events.WAKE_SPAWN_FAILED,
-            msg=f"Could not start {grant.agent_slug}: {error}",
-            agent=grant.agent_slug,
+            msg=f"Could not start {shortened(grant.agent_slug)}: {error}",
+            error=str(error)[:MAX_CAUSE],
+            ending=ending,
             wake_id=str(grant.wake_id),
-            error=str(error),
+            item_id=str(grant.item_ids[0]) if ending == "item_refused" else None,
+            agent=grant.agent_slug,
             exc_info=None if isinstance(error, DispatcherError) else error,
         )
-        self._report(Ended(grant.wake_id, grant.claim_token, "spawn_failed", error=str(error)))
+        self._report(Ended(grant.wake_id, grant.claim_token, ending, error=str(error)[:MAX_CAUSE]))
 
     def _tell(self, grant: Grant, child: WakeProcess) -> None:
         if grant.blockers_error:
@@ -149,6 +156,7 @@ class Launcher:
 
     def on_end(self, process: WakeProcess, ending: Ending) -> None:
         """The process is gone: report how. Called by its waiter thread."""
+        self._namesakes.leave(UUID(process.wake_id))
         wake = self._book.get(UUID(process.wake_id))
         if wake is None:
             return
@@ -194,9 +202,22 @@ _ENDINGS: dict[str, model.Ending] = {
 }
 
 
+def ending_of(error: Exception, grant: Grant) -> model.Ending:
+    """Whose fault a start that failed is: the first item's, the agent's, or nobody's who could mend it in a row."""
+    if isinstance(error, ItemRefused) and grant.item_ids:
+        return "item_refused"
+    return "agent_refused" if isinstance(error, InvalidAgentId) else "spawn_failed"
+
+
 def _override(grant: Grant, name: str) -> str | None:
-    """The override when it can be one; what cannot is ignored with one warning. Empty is none."""
+    """The override when it can be one; what cannot is ignored with one warning. Empty is none.
+
+    Raises:
+        ItemRefused: it is longer than an argument may be: what it asks for would not be what runs.
+    """
     value = getattr(grant, name)
+    if isinstance(value, str) and len(value) > MAX_OPTION_CHARACTERS:
+        raise ItemRefused(f"{name} has {len(value)} characters, more than {MAX_OPTION_CHARACTERS}: {shortened(value)}")
     if value is None or value == "" or option_value(value) is not None:
         return option_value(value)
     log.warning(

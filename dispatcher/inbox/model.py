@@ -274,9 +274,13 @@ class ReportAnswer:
 
 @dataclass(frozen=True, slots=True)
 class Look:
-    """Where a sweep begins. `open_wakes` are for the instance slice to read; `due` are the phases with work."""
+    """Where a sweep begins.
 
-    agent_ids: frozenset[UUID]
+    `slugs` are those of the gateway's agents by id; `open_wakes` are for the instance slice to read; `due` are the
+    phases with work.
+    """
+
+    slugs: Mapping[UUID, str]
     open_wakes: Sequence[Answer]
     broadcast_available: bool
     due: tuple[str, ...]
@@ -285,7 +289,7 @@ class Look:
     def read(cls, answer: Answer) -> Look:
         """Raises MalformedAnswer."""
         return cls(
-            agent_ids=frozenset(answer.uuids("agent_ids")),
+            slugs={row.uuid("id"): row.text_or_none("slug") or "" for row in answer.parts("agents")},
             open_wakes=answer.parts("open_wakes"),
             broadcast_available=answer.flag("broadcast_available"),
             due=tuple(str(phase) for phase in answer.list("due")),

@@ -14,6 +14,7 @@ from dispatcher.errors import DispatcherError, ServiceUnavailable
 from dispatcher.inbox.decisions import Decisions
 from dispatcher.inbox.hints import HintedItems, LocalAgents
 from dispatcher.inbox.model import Grant, Look, PhaseAnswer, Verdict
+from dispatcher.inbox.namesakes import Namesakes
 from dispatcher.inbox.store import InboxStore
 from dispatcher.logs import get_logger
 from dispatcher.runtime.backoff import Backoff
@@ -46,6 +47,7 @@ class Sweeper:
         self,
         store: InboxStore,
         agents: LocalAgents,
+        namesakes: Namesakes,
         hinted: HintedItems,
         decisions: Decisions,
         *,
@@ -60,6 +62,7 @@ class Sweeper:
     ) -> None:
         self._store = store
         self._agents = agents
+        self._namesakes = namesakes
         self._hinted = hinted
         self._decisions = decisions
         self._claim_limit = claim_limit
@@ -82,7 +85,8 @@ class Sweeper:
         sweep = _Sweep(was_realtime_well=self._is_realtime_well())
         look = self._store.look()
         self._failures.reset()
-        self._agents.replace(look.agent_ids)
+        self._agents.replace(frozenset(look.slugs))
+        self._namesakes.replace(look.slugs)
         self._on_broadcast_available(look.broadcast_available)
         for phase in look.due:
             self._run(phase, sweep)
@@ -184,8 +188,8 @@ class Sweeper:
         granted = sum(isinstance(verdict, Grant) for verdict in sweep.verdicts)
         log.info(
             events.SWEEP_FINISHED,
-            msg=f"Sweep of {len(look.agent_ids)} agents: {granted} woken, {sweep.counts.get('waiting', 0)} waiting",
-            agents=len(look.agent_ids),
+            msg=f"Sweep of {len(look.slugs)} agents: {granted} woken, {sweep.counts.get('waiting', 0)} waiting",
+            agents=len(look.slugs),
             woken=granted,
             duration_s=round(sweep.seconds, 3),
             **sweep.counts,

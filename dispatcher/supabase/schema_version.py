@@ -2,5 +2,5 @@
 
 from typing import Final
 
-REVISION: Final = 8
-FINGERPRINT: Final = "7cf547e1ad3ad45b40d132109a590926e7463d555daa2087bf62ea90fd09958e"
+REVISION: Final = 9
+FINGERPRINT: Final = "6c1eb4a5b780f03ce9ff1224d5579a9b6ec749b962990b3263e81af7983ffb21"

@@ -437,13 +437,13 @@ language plpgsql volatile set search_path = ''
 as $$
 begin
   return jsonb_build_object(
-    'agent_ids', (select coalesce(jsonb_agg(id), '[]') from public.agents where gateway_id = p_sweeper.gateway_id and tenant_id = p_sweeper.tenant_id),
+    'agents', (select coalesce(jsonb_agg(jsonb_build_object('id', id, 'slug', slug)), '[]') from public.agents where gateway_id = p_sweeper.gateway_id and tenant_id = p_sweeper.tenant_id),
     'open_wakes', dispatcher.open_wakes_of_others(p_sweeper.instance_id), 'broadcast_available', dispatcher.broadcast_hints_available(),
     'due', to_jsonb(dispatcher.phases_due(p_sweeper)));
 end
 $$;
 comment on function dispatcher.look_around(dispatcher.claimant) is
-  'Where a sweep begins: {agent_ids (the gateway''s), open_wakes (of other instances), broadcast_available, due (the phases that have something to do)}.';
+  'Where a sweep begins: {agents (the gateway''s: id, slug), open_wakes (of other instances), broadcast_available, due (the phases that have something to do)}.';
 
 create or replace function public.sweep_inbox(
   p_instance_id uuid, p_phase text default 'look', p_cursor jsonb default null, p_claim_limit integer default 0, p_request uuid default null
@@ -477,7 +477,7 @@ begin
 end
 $$;
 comment on function public.sweep_inbox(uuid, text, jsonb, integer, uuid) is
-  'One phase of a sweep of the instance''s gateway, at most 500 rows: {phase, count, again, ms}. look: {agent_ids, open_wakes, broadcast_available, due}; listed: {skipped, cursor}, p_cursor is the one of the page before; claims: {claims, queued, waiting}, up to p_claim_limit wakes under p_request.';
+  'One phase of a sweep of the instance''s gateway, at most 500 rows: {phase, count, again, ms}. look: {agents (id, slug), open_wakes, broadcast_available, due}; listed: {skipped, cursor}, p_cursor is the one of the page before; claims: {claims, queued, waiting}, up to p_claim_limit wakes under p_request.';
 
 create or replace function public.note_sweep(p_instance_id uuid, p_sweep jsonb) returns void
 language sql volatile set search_path = '' set lock_timeout = '1s'

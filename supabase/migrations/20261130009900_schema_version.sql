@@ -724,7 +724,7 @@ as $expected$
     ('function', 'dispatcher.lock_wake(uuid)', '75a114bcae8a4f5a141f085a76a4a1f1', null),
     ('function', 'dispatcher.lock_wake_state(uuid,uuid)', 'ffb1f8af58418c8f85edf044d7b68743', null),
     ('function', 'dispatcher.lock_workflow_run(uuid,uuid)', '38e508b5e61c272c723cd4e5798a0f31', null),
-    ('function', 'dispatcher.look_around(dispatcher.claimant)', 'a3e7d5a42e7768a82fe62e59b985a2cb', null),
+    ('function', 'dispatcher.look_around(dispatcher.claimant)', 'aecc2501285a61f7f2a74653b2d80537', null),
     ('function', 'dispatcher.mark_agent_stalled(uuid,text)', '32c18a48dc3169b7f44b41831f85fe2a', null),
     ('function', 'dispatcher.mark_item_changes(uuid[],uuid[])', '8c723ae15adfbd224d60aede6336ac83', null),
     ('function', 'dispatcher.mark_unrouted_runs(uuid)', '29be3565773a947a4371e6b764756f01', null),
@@ -1046,8 +1046,8 @@ create or replace function public.dispatcher_schema() returns jsonb
 language sql stable set search_path = ''
 as $$
   select jsonb_build_object(
-    'revision', 8,
-    'fingerprint', '7cf547e1ad3ad45b40d132109a590926e7463d555daa2087bf62ea90fd09958e',
+    'revision', 9,
+    'fingerprint', '6c1eb4a5b780f03ce9ff1224d5579a9b6ec749b962990b3263e81af7983ffb21',
     'drift', coalesce(jsonb_agg(drift.kind || ' ' || drift.name || ' ' || drift.problem), '[]'))
   from (select * from dispatcher.schema_drift() limit 20) as drift
 $$;

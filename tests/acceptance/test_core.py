@@ -83,3 +83,62 @@ def test_c31_a_daemon_that_is_not_registered_says_why(
     said = daemon.stderr + "".join(str(line) for line in daemon.lines)
     assert "did not register this daemon" in said
     assert "Traceback" not in said
+
+
+# ------------------------------------------------------------------------------------------- starts that cannot be made
+
+
+def test_c29_an_item_that_cannot_be_started_is_refused_once_and_the_others_go_on(
+    database: Database, seed: Seed, working_agent: StubAgent, start_daemon: StartDaemon
+) -> None:
+    bad = seed.item("ada", context={"model_override": "m" * 200_000})
+    good = [seed.item("ada") for _ in range(3)]
+    daemon = start_daemon(WAKE_COOLDOWN=0)
+    wait_until(lambda: undone(database) == 1, 30)
+    [line] = daemon.wait_for("wake.spawn_failed")
+    assert (line["ending"], line["item_id"]) == ("item_refused", str(bad))
+    assert line["msg"].startswith("Could not start 'ada': model_override has 200000 characters")
+    row = database.row(
+        "select status::text, context ->> 'last_failure_reason' as why from agent_inbox_items where id = %s", [bad]
+    )
+    assert row["status"] == "dead_letter"
+    assert "model_override has 200000 characters" in row["why"]
+    assert database.value("select count(*) from agent_inbox_items where status = 'done'") == len(good)
+    assert database.value("select consecutive_failures from agent_wake_state") == 0
+    assert database.value("select count(*) from notifications") == 1
+
+
+def test_c29_an_agent_that_cannot_be_started_is_set_aside_once_with_the_cause(
+    database: Database, seed: Seed, working_agent: StubAgent, start_daemon: StartDaemon
+) -> None:
+    seed.agent("!" * 3), seed.agent("y" * 65)
+    items = [seed.item(slug) for slug in ("!" * 3, "y" * 65) for _ in range(2)]
+    seed.item("bob")
+    daemon = start_daemon(WAKE_COOLDOWN=0, RECONCILE_INTERVAL=1)
+    daemon.wait_for("agent.stalled", times=2)
+    wait_until(lambda: undone(database) == len(items), 20)
+    swept = len(daemon.of("sweep.finished"))
+    daemon.wait_for("sweep.finished", times=swept + 2)
+    assert {line["ending"] for line in daemon.of("wake.spawn_failed")} == {"agent_refused"}
+    assert len(daemon.of("wake.spawn_failed")) == 2
+    assert database.value("select max(attempt_count) from agent_inbox_items where status <> 'done'") == 0
+    told = [row["body"] for row in database.rows("select concat(title, ' ', body) as body from notifications")]
+    assert len(told) == 2
+    assert any("nothing OpenClaw keeps in an id" in text for text in told)
+    assert len(working_agent.calls()) == 1
+
+
+def test_c30_two_agents_that_are_one_to_openclaw_never_run_beside_each_other(
+    database: Database, seed: Seed, stub_agent: StubAgent, start_daemon: StartDaemon
+) -> None:
+    stub_agent.order(mode="hang")
+    seed.item("dev.ops"), seed.item("dev-ops")
+    daemon = start_daemon(WAKE_COOLDOWN=0, RECONCILE_INTERVAL=1)
+    [stalled] = daemon.wait_for("agent.stalled")
+    assert stalled["agent"] == "dev.ops"
+    [line] = daemon.wait_for("wake.spawn_failed")
+    assert "OpenClaw takes it for the agent 'dev-ops'" in line["msg"]
+    daemon.wait_for("wake.started", agent="dev-ops")
+    swept = len(daemon.of("sweep.finished"))
+    daemon.wait_for("sweep.finished", times=swept + 2)
+    assert len(stub_agent.calls()) == 1

@@ -509,7 +509,7 @@ class TestSweep:
         theirs = seed.agent("theirs", gateway="other")
         item = seed.item(theirs, created_at=datetime.now(UTC) - timedelta(days=9))
         answer = dispatcher().sweep(limit=2)
-        assert (answer["agent_ids"], answer["due"], answer["claims"]) == ([], [], [])
+        assert (answer["agents"], answer["due"], answer["claims"]) == ([], [], [])
         assert item_row(database, item)["status"] == "pending"
         assert database.rows("select from agent_wake_state") == []
 
@@ -565,7 +565,7 @@ class TestSweep:
                select id, slug, 'heartbeat', slug from agents"""
         )
         answer = dispatcher().sweep(limit=2)
-        assert (len(answer["agent_ids"]), answer["waiting"], len(answer["claims"])) == (1205, 1203, 2)
+        assert (len(answer["agents"]), answer["waiting"], len(answer["claims"])) == (1205, 1203, 2)
 
 
 class TestChains:

@@ -147,7 +147,7 @@ GOOD: dict[str, Any] = {
     "claim": [GRANT],
     "report": {"results": [RESULT], "claims": [GRANT, REFUSED]},
     "look": {
-        "agent_ids": [str(ID)],
+        "agents": [{"id": str(ID), "slug": "ada"}],
         "open_wakes": [OPEN_WAKE],
         "broadcast_available": True,
         "due": ["expired"],

@@ -16,6 +16,7 @@ from dispatcher.inbox.decisions import Decisions, rest_after
 from dispatcher.inbox.hints import HintedItems, Hints, LocalAgents
 from dispatcher.inbox.launcher import Launcher
 from dispatcher.inbox.model import Claim, Ended, Grant, Refusal, Report, ReportAnswer, ReportResult, Verdict
+from dispatcher.inbox.namesakes import Namesakes
 from dispatcher.inbox.reporter import Reporter
 from dispatcher.inbox.worker import ClaimTroubles, WakeWorker
 from dispatcher.runtime.health import Health
@@ -236,6 +237,7 @@ def test_a_start_that_met_a_stop_is_no_failure_of_the_agent(error: Exception, en
         host_id="host",
         resolve_agent=lambda _workspace, slug: slug,
         child_environment=lambda _wake_id: {},
+        namesakes=Namesakes(lambda: ()),
     )
     launcher.connect(Refusing(), reports.append)
     launcher.launch(grant())

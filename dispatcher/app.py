@@ -52,6 +52,7 @@ from dispatcher.runtime.repeats import Repeats
 from dispatcher.runtime.service import PeriodicService, Service
 from dispatcher.runtime.signals import SignalCollector
 from dispatcher.runtime.wakeup import DueTimes
+from dispatcher.supabase.network import network_of, realtime_network_of
 from dispatcher.supabase.realtime import RealtimeService, RealtimeState
 from dispatcher.supabase.realtime_paths import Hint
 from dispatcher.supabase.rest import RestClient, Timeouts
@@ -99,7 +100,11 @@ class Daemon:
         key = settings.supabase_service_role_key.get_secret_value()
         self._meter, self._serve_metrics = _meter(settings)
         self._rest = RestClient(
-            settings.supabase_url, key, timeouts=Timeouts(call=settings.rest_timeout), on_call=self._meter.called
+            settings.supabase_url,
+            key,
+            network=network_of(settings),
+            timeouts=Timeouts(call=settings.rest_timeout),
+            on_call=self._meter.called,
         )
         self._instances = InstanceStore(self._rest)
         self._build_inbox()
@@ -279,7 +284,7 @@ class Daemon:
             tenant_id=settings.tenant_id,
             instance_id=self._instance_id,
             mode=settings.realtime_mode,
-            proxy=settings.realtime_proxy,
+            network=realtime_network_of(settings),
             on_hint=self._on_hint,
             on_ready=self._on_ready,
             on_state=self._on_state,

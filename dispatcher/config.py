@@ -12,11 +12,12 @@ import binascii
 import json
 import os
 import re
+import ssl
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated, Any, Final, Literal
-from urllib.parse import SplitResult, urlsplit
+from urllib.parse import SplitResult, unquote, urlsplit
 from uuid import UUID
 
 from dotenv import dotenv_values
@@ -138,6 +139,23 @@ def _proxy_url(value: str) -> str:
     return value
 
 
+def _plain_proxy_url(value: str) -> str:
+    if _split_url(value).scheme != "http":
+        raise ValueError("not an http URL")
+    return value
+
+
+def _authorities(file: Path) -> Path:
+    """Read once here, so that a bad one is a fault of the settings and not of the first call."""
+    try:
+        ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT).load_verify_locations(file)
+    except ssl.SSLError:
+        raise ValueError("no certificate in PEM format is in it") from None
+    except OSError as error:
+        raise ValueError(f"cannot be read ({error.strerror})") from None
+    return file
+
+
 def jwt_claims(token: str) -> dict[str, object] | None:
     """The payload of a JWT, its signature unchecked; None when `token` is not one."""
     parts = token.split(".")
@@ -192,6 +210,17 @@ class Settings(BaseSettings):
     )
     supabase_service_role_key: Annotated[SecretStr, AfterValidator(_service_key)] = _setting(
         allowed=_KEY_RANGE, secret=True, meaning="service key of the project"
+    )
+    supabase_ca_file: Annotated[AbsolutePath, AfterValidator(_authorities)] | None = _setting(
+        None,
+        allowed="path of a readable file",
+        meaning="certificates of authorities to believe, in PEM format, beside those of the system",
+    )
+    supabase_proxy: Annotated[str, AfterValidator(_plain_proxy_url)] | None = _setting(
+        None,
+        allowed="http://[user:password@]host:port",
+        secret=True,
+        meaning="proxy on the way to the project; the environment's proxies are never used",
     )
     tenant_id: UUID = _setting(
         UUID(int=0),
@@ -263,7 +292,7 @@ class Settings(BaseSettings):
         None,
         allowed="an http, https or socks5 URL",
         secret=True,
-        meaning="proxy for Realtime; the environment's proxies are never used for it",
+        meaning="proxy for Realtime where it is another than SUPABASE_PROXY",
     )
     heartbeat_file: AbsolutePath | None = _setting(
         None,
@@ -313,12 +342,14 @@ class Settings(BaseSettings):
 
     def secret_values(self) -> tuple[str, ...]:
         """The values that must never be printed; for `configure_logging`."""
-        found = [self.supabase_service_role_key.get_secret_value(), _password_of(self.realtime_proxy)]
-        return tuple(value for value in found if value)
+        passwords = [*_passwords_of(self.supabase_proxy), *_passwords_of(self.realtime_proxy)]
+        return (self.supabase_service_role_key.get_secret_value(), *passwords)
 
 
-def _password_of(url: str | None) -> str | None:
-    return urlsplit(url).password if url else None
+def _passwords_of(url: str | None) -> tuple[str, ...]:
+    """The password as it stands in the URL and as it is meant."""
+    password = urlsplit(url).password if url else None
+    return (password, unquote(password)) if password else ()
 
 
 @dataclass(frozen=True)

@@ -30,7 +30,6 @@ import os
 import random
 import re
 import signal
-import ssl
 import sys
 import time
 from collections.abc import Callable, Mapping
@@ -42,6 +41,7 @@ import hq_command
 from hq_client import HqClient, KeyRefusedError, ServiceError
 from hq_command import FAILED, OK, USAGE
 from hq_lease_book import LeaseBook
+from hq_network import Request, UnreachableError, exchange
 from hq_settings import Settings, UsageError, is_uuid, load_settings, own_workspace
 
 NOT_YOURS, NO_SUCH_RUN = 3, 4
@@ -92,8 +92,9 @@ class HttpService:
 
     def __init__(self, settings: Settings, base: str) -> None:
         self._settings = settings
-        self._target = urlsplit(base.rstrip("/"))
-        if self._target.scheme not in ("http", "https") or not self._target.hostname:
+        self._base = base.rstrip("/")
+        target = urlsplit(self._base)
+        if target.scheme not in ("http", "https") or not target.hostname:
             raise UsageError("DASHBOARD_API_BASE must begin with http:// or https:// and name a host")
 
     def poll(self, agent: str | None, limit: int) -> Document:
@@ -120,26 +121,13 @@ class HttpService:
         raise AssertionError("the last attempt returns or raises")
 
     def _once(self, method: str, path: str, body: Document | None) -> Document:
-        deadline = time.monotonic() + self._settings.call_timeout
-        connection = self._connection()
         content = None if body is None else json.dumps(hq_client.clean(body), allow_nan=False).encode("ascii")
         try:
-            connection.request(method, self._target.path + path, content, self._headers())
-            response = connection.getresponse()
-            answer = hq_client.read_before(response, deadline)
-        except (OSError, http.client.HTTPException) as error:
-            text = f"the API did not answer: {error!r}".replace(self._settings.key, "***")
-            raise ServiceError(text, "unreachable", retryable=True) from None
-        finally:
-            connection.close()
-        return self._document(response.status, answer)
-
-    def _connection(self) -> http.client.HTTPConnection:
-        host, timeout = self._target.hostname or "", self._settings.call_timeout
-        if self._target.scheme == "https":
-            context = ssl.create_default_context()
-            return http.client.HTTPSConnection(host, self._target.port, timeout=timeout, context=context)
-        return http.client.HTTPConnection(host, self._target.port, timeout=timeout)
+            status, answer = exchange(self._settings, Request(self._base, method, path, content, self._headers()))
+        except UnreachableError as error:
+            text = f"the API did not answer: {error}".replace(self._settings.key, "***")
+            raise ServiceError(text, "unreachable", retryable=error.retryable) from None
+        return self._document(status, answer)
 
     def _headers(self) -> dict[str, str]:
         key = self._settings.key

@@ -3,8 +3,7 @@
 Every function called from here is safe to repeat: leases carry a token of the caller's, closing answers
 `already`, posts are known by key or content. So a call whose answer was lost is simply made again.
 
-Standard library only, Python 3.9+: this file is copied into an agent's `skills/hq/scripts/`. It connects
-directly: neither a proxy of the environment nor a redirect can carry the key elsewhere.
+Standard library only, Python 3.9+: this file is copied into an agent's `skills/hq/scripts/`.
 """
 
 from __future__ import annotations
@@ -14,16 +13,14 @@ import json
 import math
 import random
 import re
-import ssl
 import time
 from collections.abc import Mapping
 from typing import Any
-from urllib.parse import urlsplit
 
+from hq_network import Request, UnreachableError, exchange
 from hq_settings import Settings
 
 ATTEMPTS = 4
-LARGEST_ANSWER = 64 * 1024 * 1024
 RETRYABLE_STATUS = frozenset({408, 425, 429, 500, 502, 503, 504, 520, 521, 522, 523, 524})
 # Connection trouble, rollback by the database, lack of resources, shutdown; PostgREST's own of the same kind.
 RETRYABLE_CODES = ("08", "40", "53", "57", "PGRST000", "PGRST001", "PGRST002", "PGRST003", "PGRST202")
@@ -48,7 +45,6 @@ class HqClient:
 
     def __init__(self, settings: Settings) -> None:
         self._settings = settings
-        self._target = urlsplit(settings.url)
 
     def call(self, function: str, params: Mapping[str, Any]) -> dict[str, Any]:
         """Call a database function; repeat what failed in passing, at growing, spread intervals."""
@@ -63,30 +59,21 @@ class HqClient:
         raise AssertionError("the last attempt returns or raises")
 
     def _call_once(self, function: str, body: bytes) -> dict[str, Any]:
-        deadline = time.monotonic() + self._settings.call_timeout
-        connection = self._connection()
+        request = Request(self._settings.url, "POST", f"/rest/v1/rpc/{function}", body, self._headers())
         try:
-            connection.request("POST", f"{self._target.path}/rest/v1/rpc/{function}", body, self._headers())
-            with connection.getresponse() as response:
-                status, answer = response.status, read_before(response, deadline)
-        except (OSError, http.client.HTTPException) as error:
-            raise ServiceError(self._masked(f"HQ did not answer: {error!r}"), "unreachable", retryable=True) from None
-        finally:
-            connection.close()
+            status, answer = exchange(self._settings, request)
+        except UnreachableError as error:
+            text = self._masked(f"HQ did not answer: {error}")
+            raise ServiceError(text, "unreachable", retryable=error.retryable) from None
         if status == 200:
             return parsed(answer)
         raise self._refusal(function, status, answer)
 
-    def _connection(self) -> http.client.HTTPConnection:
-        host, timeout = self._target.hostname or "", self._settings.call_timeout
-        if self._target.scheme == "https":
-            context = ssl.create_default_context()
-            return http.client.HTTPSConnection(host, self._target.port, timeout=timeout, context=context)
-        return http.client.HTTPConnection(host, self._target.port, timeout=timeout)
-
     def _headers(self) -> dict[str, str]:
         key = self._settings.key
         headers = {"apikey": key, "Content-Type": "application/json", "Accept": "application/json"}
+        # A project may list another schema first.
+        headers.update({"Content-Profile": "public", "Accept-Profile": "public"})
         # A new-style key (sb_secret_...) is no JWT: as a bearer token it would be refused.
         if not key.startswith("sb_"):
             headers["Authorization"] = f"Bearer {key}"
@@ -97,6 +84,8 @@ class HqClient:
         retryable = status in RETRYABLE_STATUS or code.startswith(RETRYABLE_CODES)
         if code == "PGRST202":
             message = f"the database does not know {function}: apply the dispatcher's migrations ({message})"
+        if status == http.client.PROXY_AUTHENTICATION_REQUIRED:
+            message = "the proxy wants a user and a password: give them in SUPABASE_PROXY"
         if status in (401, 403):
             text = self._masked(f"the key was refused: {message} (HTTP {status})")
             return KeyRefusedError(text, code or f"http_{status}", retryable=retryable)
@@ -104,20 +93,6 @@ class HqClient:
 
     def _masked(self, text: str) -> str:
         return text.replace(self._settings.key, "***")[:1000]
-
-
-def read_before(response: http.client.HTTPResponse, deadline: float) -> bytes:
-    """The whole answer, or `TimeoutError` at the deadline however slowly it trickles in."""
-    pieces: list[bytes] = []
-    size = 0
-    while piece := response.read1(65536):
-        size += len(piece)
-        pieces.append(piece)
-        if size > LARGEST_ANSWER:
-            raise http.client.HTTPException("the answer is too large")
-        if time.monotonic() > deadline:
-            raise TimeoutError("the answer took too long")
-    return b"".join(pieces)
 
 
 def parsed(answer: bytes) -> dict[str, Any]:

@@ -7,11 +7,13 @@ from __future__ import annotations
 
 import os
 import re
+import ssl
 import sys
 import uuid
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
+from urllib.parse import urlsplit
 
 DEFAULT_TENANT = "00000000-0000-0000-0000-000000000000"
 ASSIGNMENT = re.compile(r"^\s*(?:export\s+)?([A-Za-z_][A-Za-z0-9_]*)\s*=\s*(.*?)\s*$")
@@ -33,6 +35,8 @@ class Settings:
     key: str = field(repr=False)
     call_timeout: float
     state_folders: tuple[Path, ...]
+    ca_file: str = ""
+    proxy: str = field(default="", repr=False)
 
 
 def load_settings(environ: Mapping[str, str]) -> Settings:
@@ -51,6 +55,8 @@ def load_settings(environ: Mapping[str, str]) -> Settings:
         key=found["SUPABASE_SERVICE_ROLE_KEY"],
         call_timeout=float(found.get("HQ_CALL_TIMEOUT", "10")),
         state_folders=state_folders(environ, homes, workspace),
+        ca_file=expanded(found.get("SUPABASE_CA_FILE", "")),
+        proxy=found.get("SUPABASE_PROXY", ""),
     )
 
 
@@ -71,9 +77,37 @@ def find_faults(agent: str, found: Mapping[str, str]) -> list[str]:
         faults.append("SUPABASE_SERVICE_ROLE_KEY holds a blank or a character no key has")
     if found.get("TENANT_ID") and not is_uuid(found["TENANT_ID"]):
         faults.append("TENANT_ID must be a uuid")
+    faults += network_faults(expanded(found.get("SUPABASE_CA_FILE", "")), found.get("SUPABASE_PROXY", ""))
     if found.get("HQ_CALL_TIMEOUT") and not is_seconds(found["HQ_CALL_TIMEOUT"], 0.1, 120):
         faults.append("HQ_CALL_TIMEOUT must be 0.1 to 120 seconds")
     return faults
+
+
+def expanded(path: str) -> str:
+    """A path with its `~` resolved; empty for none."""
+    return str(Path(path).expanduser()) if path else ""
+
+
+def network_faults(ca_file: str, proxy: str) -> Iterator[str]:
+    """What is wrong with the file of authorities and with the proxy, whose password is not repeated."""
+    if ca_file:
+        try:
+            ssl.create_default_context().load_verify_locations(ca_file)
+        except ssl.SSLError:
+            yield f"SUPABASE_CA_FILE={ca_file}: no certificate in PEM format is in it"
+        except OSError as error:
+            yield f"SUPABASE_CA_FILE={ca_file}: cannot be read ({error.strerror})"
+    if proxy and not is_http_proxy(proxy):
+        yield "SUPABASE_PROXY must be http://[user:password@]host:port"
+
+
+def is_http_proxy(text: str) -> bool:
+    """Whether the text is the URL of a proxy that is spoken to in HTTP."""
+    try:
+        parts = urlsplit(text)
+        return parts.scheme == "http" and bool(parts.hostname) and (parts.port is None or parts.port > 0)
+    except ValueError:
+        return False
 
 
 def is_uuid(text: str) -> bool:

@@ -12,6 +12,7 @@ from dispatcher.config import Settings, load_settings
 from dispatcher.errors import DispatcherError, MigrationsMissing, RestError, UnknownGateway
 from dispatcher.instance.store import unknown_gateway_text
 from dispatcher.logs import configure_logging
+from dispatcher.supabase.network import network_of
 from dispatcher.supabase.rest import RestClient
 
 MISSING_FUNCTION = "PGRST202"
@@ -82,10 +83,10 @@ def operator() -> Iterator[Operator]:
         "error",
         gateway_id=settings.gateway_id,
         tenant_id=str(settings.tenant_id),
-        secrets=[key],
+        secrets=settings.secret_values(),
         stream=sys.stderr,
     )
-    rest = RestClient(settings.supabase_url, key)
+    rest = RestClient(settings.supabase_url, key, network=network_of(settings))
     try:
         yield Operator(settings, rest)
     finally:

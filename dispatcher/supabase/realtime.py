@@ -14,6 +14,7 @@ from uuid import UUID
 from dispatcher import events
 from dispatcher.logs import get_logger
 from dispatcher.runtime.service import Service
+from dispatcher.supabase.network import Network
 from dispatcher.supabase.realtime_health import Mode, Path, RealtimeState, RealtimeTimings
 from dispatcher.supabase.realtime_paths import Hint
 from dispatcher.supabase.realtime_supervisor import RealtimeCallbacks, RealtimeTarget, Supervisor
@@ -40,7 +41,7 @@ class RealtimeService(Service):
             before may be lost, so a sweep should follow.
         on_state: the state changed.
         on_alive: the loop turned (about once a second); for the health of the loop.
-        proxy: `REALTIME_PROXY`; None for a direct connection whatever the environment says.
+        network: authorities and proxy; without one a direct connection, whatever the environment says.
         timings: seconds; see `RealtimeTimings`.
 
     Every callback runs on the loop that reads the socket, so it must only enqueue. Its exceptions are logged.
@@ -59,11 +60,11 @@ class RealtimeService(Service):
         on_ready: Callable[[Path], None],
         on_state: Callable[[RealtimeState], None],
         on_alive: Callable[[], None] = lambda: None,
-        proxy: str | None = None,
+        network: Network | None = None,
         timings: RealtimeTimings | None = None,
     ) -> None:
         super().__init__("realtime")
-        target = RealtimeTarget(url, str(tenant_id), str(instance_id), mode, gateway_topic, proxy)
+        target = RealtimeTarget(url, str(tenant_id), str(instance_id), mode, gateway_topic, network or Network())
         callbacks = RealtimeCallbacks(on_hint, on_ready, on_state, on_alive)
         self._supervisor = Supervisor(target, key, callbacks, timings or RealtimeTimings())
         self._loop: asyncio.AbstractEventLoop | None = None

@@ -15,6 +15,7 @@ import time
 from collections.abc import Callable, Mapping
 from contextvars import ContextVar
 from typing import Any
+from urllib.parse import unquote, urlsplit, urlunsplit
 
 import realtime
 import websockets
@@ -27,6 +28,7 @@ from realtime.types import PHOENIX_CHANNEL, ChannelEvents, RealtimeChannelOption
 from dispatcher import events
 from dispatcher.errors import DispatcherError
 from dispatcher.logs import get_logger
+from dispatcher.supabase.network import Network
 
 MINIMUM_VERSION = (2, 34, 1)
 MAX_FRAME_BYTES = 8 * 1024 * 1024
@@ -93,10 +95,10 @@ class SupervisedClient(AsyncRealtimeClient):
         url: the project's URL.
         key: service key; goes into the URL of the socket and into every join.
         timeout: seconds to open the socket, and to wait for the reply to a join.
-        proxy: URL of a proxy, or None for none at all (never the environment's).
+        network: authorities and proxy; never the environment's.
     """
 
-    def __init__(self, url: str, key: str, *, timeout: float, proxy: str | None) -> None:
+    def __init__(self, url: str, key: str, *, timeout: float, network: Network) -> None:
         super().__init__(
             realtime_url(url),
             token=key,
@@ -105,7 +107,14 @@ class SupervisedClient(AsyncRealtimeClient):
             hb_interval=_NEVER,
             timeout=timeout,  # type: ignore[arg-type] # annotated as int, only ever slept on
         )
-        self._options = {"proxy": proxy, "max_size": MAX_FRAME_BYTES, "compression": None, "close_timeout": 1}
+        self._options: dict[str, Any] = {
+            "proxy": network.proxy and with_plain_password(network.proxy),
+            "max_size": MAX_FRAME_BYTES,
+            "compression": None,
+            "close_timeout": 1,
+        }
+        if url.strip().startswith("https:"):
+            self._options["ssl"] = network.ssl_context
         self._ear = _HeartbeatEar(self)
         self._beat_at = 0.0
         self.channels[PHOENIX_CHANNEL] = self._ear
@@ -184,6 +193,19 @@ class FrameAlarm(logging.Filter):
         """Stops."""
         for logger in _LOGGERS:
             logger.removeFilter(self)
+
+
+def with_plain_password(proxy: str) -> str:
+    """The same proxy for `websockets`, which takes user and password as they stand, escapes and all.
+
+    A password with `/`, `?` or `#` in it has no such form; the proxy then refuses it, and is named.
+    """
+    parts = urlsplit(proxy)
+    userinfo, at, address = parts.netloc.rpartition("@")
+    plain = urlunsplit(parts._replace(netloc=f"{unquote(userinfo)}{at}{address}"))
+    found = urlsplit(plain)
+    wanted = (parts.hostname, unquote(parts.username or ""), unquote(parts.password or ""))
+    return plain if (found.hostname, found.username or "", found.password or "") == wanted else proxy
 
 
 def realtime_url(base_url: str) -> str:

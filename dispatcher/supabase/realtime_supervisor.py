@@ -20,6 +20,7 @@ from websockets.exceptions import InvalidProxy, InvalidStatus, ProxyError
 from dispatcher import events
 from dispatcher.clock import SYSTEM_CLOCK
 from dispatcher.logs import get_logger
+from dispatcher.supabase.network import Network
 from dispatcher.supabase.realtime_client import FrameAlarm, SupervisedClient
 from dispatcher.supabase.realtime_health import (
     PATHS,
@@ -69,7 +70,7 @@ class RealtimeTarget:
     instance_id: str
     mode: Mode
     gateway_topic: Callable[[], str | None]
-    proxy: str | None = None
+    network: Network = field(default_factory=Network)
 
 
 @dataclass
@@ -182,7 +183,7 @@ class Supervisor:
     async def _live_and_say_why_not(self) -> tuple[str, float]:
         connected_at = time.monotonic()
         self._in_a_hurry = False
-        client = SupervisedClient(self._target.url, self._key, timeout=self._timings.join, proxy=self._target.proxy)
+        client = SupervisedClient(self._target.url, self._key, timeout=self._timings.join, network=self._target.network)
         self.clients += 1
         try:
             async with asyncio.timeout(self._timings.connect):
@@ -461,12 +462,13 @@ def connection_cause(error: BaseException, target: RealtimeTarget) -> str:
         status, said = error.response.status_code, _error_of(error.response.body)
         advice = "; check SUPABASE_SERVICE_ROLE_KEY" if status in {401, 403} else ""
         return f"the server refuses the connection: {said} (HTTP {status}){advice}"
-    if isinstance(error, InvalidProxy | ProxyError):
-        return f"the proxy of REALTIME_PROXY refuses the connection: {error}"
-    through = " through the proxy of REALTIME_PROXY" if target.proxy else ""
+    network = target.network
     if isinstance(error, TimeoutError):
+        through = f" through the proxy of {network.proxy_setting}" if network.proxy else ""
         return f"no connection to Realtime{through} in time"
-    return f"cannot connect to Realtime{through}: {str(error) or type(error).__name__}"
+    if isinstance(error, InvalidProxy | ProxyError):
+        return f"the proxy of {network.proxy_setting} refuses the connection: {error}"
+    return f"cannot connect to Realtime: {network.why_not(error, target.url)}"
 
 
 def _error_of(body: bytes | None) -> str:

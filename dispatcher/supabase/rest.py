@@ -24,6 +24,7 @@ from dispatcher import events
 from dispatcher.errors import BadKey, DispatcherError, MalformedAnswer, RestError, ServiceUnavailable
 from dispatcher.logs import get_logger
 from dispatcher.supabase import rest_errors, rest_payload
+from dispatcher.supabase.network import Network
 from dispatcher.supabase.rest_errors import Failure, Repeat
 
 T = TypeVar("T")
@@ -34,6 +35,7 @@ OnCall = Callable[[str, float, str], None]
 log = get_logger(__name__)
 
 SERVER_ROW_CAP = 1000
+SCHEMA = "public"
 _WARN_AGAIN_SECONDS = 60.0
 _CLOSED = "the client is closed"
 
@@ -72,6 +74,8 @@ class _AttemptFailed(Exception):  # noqa: N818 - carries the error from the hook
 class RestClient:
     """Calls SQL functions and reads rows over one keep-alive pool (HTTP/1.1, no environment proxy).
 
+    Every request names the schema `public`: a project may list another one first.
+
     Every call ends within its `timeout` (default 10 s), repeats included. What was surely not executed is
     repeated with jitter; what may have been is repeated only with `retry=True`.
 
@@ -79,6 +83,7 @@ class RestClient:
         base_url: the project's URL (`SUPABASE_URL`), with or without `/rest/v1`.
         key: a service_role JWT (sent as `apikey` and Bearer) or an `sb_secret_…` key (sent as `apikey` only:
             the gateway of the project turns it into a role, and PostgREST would refuse it as a token).
+        network: authorities and proxy; see `Network`. Without one: those of the system, and a direct connection.
         timeouts: see `Timeouts`.
         max_connections: size of the pool; a caller beyond it waits `timeouts.pool` seconds.
         on_call: a metrics hook; see `OnCall`. Its errors are swallowed.
@@ -90,6 +95,7 @@ class RestClient:
         base_url: str,
         key: str,
         *,
+        network: Network | None = None,
         timeouts: Timeouts | None = None,
         max_connections: int = 16,
         on_call: OnCall | None = None,
@@ -99,6 +105,7 @@ class RestClient:
         self.on_call = on_call
         self.calls = 0
         self.requests = 0
+        self._network = network or Network()
         self._timeouts = timeouts or Timeouts()
         self._jitter = jitter
         self._closed = threading.Event()
@@ -106,7 +113,7 @@ class RestClient:
         self._warned: dict[tuple[str, str], float] = {}
         self._http = self._build_http(_headers(key), max_connections)
         self._postgrest = SyncPostgrestClient(
-            self.url, headers=_headers(key), http_client=self._http, retry_enabled=False
+            self.url, schema=SCHEMA, headers=_headers(key), http_client=self._http, retry_enabled=False
         )
 
     def _build_http(self, headers: dict[str, str], max_connections: int) -> httpx.Client:
@@ -121,6 +128,8 @@ class RestClient:
             timeout=self._timeouts.call,
             http2=False,
             trust_env=False,
+            verify=self._network.ssl_context_for(self.url),
+            proxy=self._network.proxy,
             follow_redirects=False,
             event_hooks={"request": [self._bound_in_time], "response": [_refuse_what_is_no_result]},
         )
@@ -206,7 +215,7 @@ class RestClient:
         try:
             self._http.options(f"{self.url}/", timeout=self._timeouts.connect)
         except httpx.TransportError as error:
-            raise rest_errors.failure_of_transport(error, self.url).error from error
+            raise rest_errors.failure_of_transport(error, self.url, self._network).error from error
 
     def close(self) -> None:
         """Closes the pool; a call that is waiting to repeat ends at once."""
@@ -262,7 +271,7 @@ class RestClient:
         try:
             return attempt()
         except httpx.TransportError as error:
-            raise _AttemptFailed(rest_errors.failure_of_transport(error, self.url)) from error
+            raise _AttemptFailed(rest_errors.failure_of_transport(error, self.url, self._network)) from error
         except httpx.HTTPError as error:
             text = f"{allowed.what}: unreadable answer: {error}"
             raise _AttemptFailed(Failure(RestError(text), Repeat.NEVER)) from error
@@ -377,4 +386,5 @@ def _rest_url(base_url: str) -> str:
 def _headers(key: str) -> dict[str, str]:
     trimmed = key.strip()
     headers = {"apikey": trimmed, "Content-Type": "application/json", "Accept": "application/json"}
+    headers |= {"Accept-Profile": SCHEMA, "Content-Profile": SCHEMA}
     return headers if trimmed.startswith("sb_") else {**headers, "Authorization": f"Bearer {trimmed}"}

@@ -9,6 +9,7 @@ from enum import Enum
 import httpx
 
 from dispatcher.errors import BadKey, DispatcherError, RestError, ServiceUnavailable
+from dispatcher.supabase.network import PROXY_SETTING, Network, is_of_certificate
 
 _MESSAGE_LIMIT = 500
 
@@ -145,6 +146,8 @@ def _not_postgrest(response: httpx.Response, what: str) -> Failure:
     message = f"{what}: not an answer of PostgREST: HTTP {status}, {kind}, {len(response.content)} bytes"
     if response.is_redirect:
         message += f"; redirected to {_origin(response.headers.get('location', ''))}: check SUPABASE_URL"
+    if status == httpx.codes.PROXY_AUTHENTICATION_REQUIRED:
+        message += f"; the proxy wants a user and a password: give them in {PROXY_SETTING}"
     error = RestError(message, status=status, retryable=repeat is not Repeat.NEVER)
     return Failure(error, repeat, not_before=_seconds_to_wait(response, repeat))
 
@@ -154,13 +157,12 @@ def _origin(location: str) -> str:
     return f"{url.scheme}://{url.host}" if url.host else "another path"
 
 
-def failure_of_transport(error: httpx.TransportError, url: str) -> Failure:
-    """A request that brought no answer. The text names the address and the cause, never the key."""
+def failure_of_transport(error: httpx.TransportError, url: str, network: Network) -> Failure:
+    """A request that brought no answer. The text names the address, the cause and the setting, never the key."""
     cause = str(error) or type(error).__name__
     if isinstance(error, httpx.ConnectError | httpx.ConnectTimeout | httpx.PoolTimeout | httpx.ProxyError):
-        return Failure(
-            ServiceUnavailable(f"cannot reach {url}: {cause}; check SUPABASE_URL and the network"), Repeat.SAFE
-        )
+        repeat = Repeat.NEVER if is_of_certificate(error) else Repeat.SAFE
+        return Failure(ServiceUnavailable(f"cannot reach {url}: {network.why_not(error, url)}"), repeat)
     if isinstance(error, httpx.UnsupportedProtocol | httpx.LocalProtocolError):
         return Failure(RestError(f"cannot ask {url}: {cause}"), Repeat.NEVER)
     if isinstance(error, httpx.TimeoutException):

@@ -134,7 +134,7 @@ def test_a_call_ends_at_its_deadline(modules: dict[str, ModuleType], no_pause: l
 def test_an_answer_without_end_is_cut_off(
     modules: dict[str, ModuleType], no_pause: list[float], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(modules["hq_client"], "LARGEST_ANSWER", 100_000)
+    monkeypatch.setattr(modules["hq_network"], "LARGEST_ANSWER", 100_000)
     with (
         serving(lambda handler: reply(handler, 200, b"[" * 200_000)) as url,
         pytest.raises(modules["hq_client"].ServiceError, match="too large"),

@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 import realtime
 
+from dispatcher.supabase.network import Network
 from dispatcher.supabase.realtime import Hint, RealtimeService, RealtimeState, RealtimeTimings
 from dispatcher.supabase.realtime_paths import changes_plan
 from tests.support.phoenix import PhoenixServer, entries_of
@@ -359,7 +360,7 @@ def test_ff15_the_environments_proxy_is_not_used(
 
 
 def test_ff15_a_proxy_that_refuses_is_named_by_its_setting(server: PhoenixServer, listen: Listen) -> None:
-    listener = listen(proxy="http://127.0.0.1:9")
+    listener = listen(network=Network(proxy="http://127.0.0.1:9", proxy_setting="REALTIME_PROXY"))
     listener.until("down")
     assert "REALTIME_PROXY" in (listener.state.cause or "")
 

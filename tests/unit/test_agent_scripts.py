@@ -24,7 +24,7 @@ ZERO = "00000000-0000-0000-0000-000000000000"
 def modules() -> Iterator[dict[str, ModuleType]]:
     """The shared pieces, imported as the commands import them: from their own folder."""
     sys.path.insert(0, str(SCRIPTS))
-    names = ["hq_settings", "hq_client", "hq_lease_book", "hq_command"]
+    names = ["hq_settings", "hq_network", "hq_client", "hq_lease_book", "hq_command"]
     try:
         yield {name: __import__(name) for name in names}
     finally:

@@ -148,7 +148,8 @@ def test_a_service_that_is_away_is_one_line(
 ) -> None:
     set_all(environment)
     environment.setattr(
-        "dispatcher.cli.connection.RestClient", lambda url, key: RestClient(url, key, timeouts=Timeouts(call=1.0))
+        "dispatcher.cli.connection.RestClient",
+        lambda url, key, network: RestClient(url, key, network=network, timeouts=Timeouts(call=1.0)),
     )
     assert run_command_line(arguments) == 69
     captured = capsys.readouterr()

@@ -16,7 +16,14 @@ from websockets.http11 import Response
 
 from dispatcher.errors import DispatcherError
 from dispatcher.supabase import realtime_client
-from dispatcher.supabase.realtime_client import FrameAlarm, SupervisedClient, realtime_url, require_version
+from dispatcher.supabase.network import Network
+from dispatcher.supabase.realtime_client import (
+    FrameAlarm,
+    SupervisedClient,
+    realtime_url,
+    require_version,
+    with_plain_password,
+)
 from dispatcher.supabase.realtime_supervisor import RealtimeTarget, connection_cause
 
 
@@ -56,7 +63,7 @@ def test_ff12_ff15_our_sockets_take_big_frames_and_only_the_proxy_that_was_set(
 
 
 async def open_client(proxy: str | None) -> None:
-    await SupervisedClient("http://127.0.0.1:9", "key", timeout=1.0, proxy=proxy).connect()
+    await SupervisedClient("http://127.0.0.1:9", "key", timeout=1.0, network=Network(proxy=proxy)).connect()
 
 
 async def open_other_client() -> None:
@@ -102,6 +109,18 @@ def test_a_frame_that_cannot_be_read_is_counted_and_kept_out_of_the_log(
     assert [record.message for record in caplog.records if "Unrecognized" not in record.message] == ["something new"]
 
 
+@pytest.mark.parametrize(
+    ("given", "plain"),
+    [
+        ("http://p:1", "http://p:1"),
+        ("http://us%65r:p%40ss%3Aw@p:1", "http://user:p@ss:w@p:1"),
+        ("http://user:a%2Fb@p:1", "http://user:a%2Fb@p:1"),
+    ],
+)
+def test_c16_a_proxys_password_reaches_realtime_unescaped(given: str, plain: str) -> None:
+    assert with_plain_password(given) == plain
+
+
 def test_the_url_is_the_projects() -> None:
     for url in ("http://p.test", "http://p.test/", "http://p.test/realtime/v1"):
         assert realtime_url(url) == "http://p.test/realtime/v1"
@@ -117,11 +136,22 @@ def test_the_url_is_the_projects() -> None:
         ),
         (InvalidStatus(Response(502, "Bad", Headers(), b"<html>")), None, "no reason given (HTTP 502)"),
         (ProxyError("nope"), "http://p", "REALTIME_PROXY refuses"),
-        (ConnectionRefusedError("refused"), "http://p", "through the proxy of REALTIME_PROXY: refused"),
+        (
+            ConnectionRefusedError("refused"),
+            "http://u:pw@p:1",
+            "through the proxy http://p:1 (REALTIME_PROXY): the connection is refused",
+        ),
         (TimeoutError(), None, "in time"),
         (OSError("unreachable"), None, "cannot connect to Realtime: unreachable"),
     ],
 )
 def test_why_there_is_no_connection_is_told_in_words_that_help(error: Exception, proxy: str | None, words: str) -> None:
-    target = RealtimeTarget("http://p.test", "t", "i", "auto", lambda: None, proxy)
+    target = RealtimeTarget(
+        "http://p.test",
+        "t",
+        "i",
+        "auto",
+        lambda: None,
+        Network(proxy=proxy, proxy_setting="REALTIME_PROXY", environ={}),
+    )
     assert words in connection_cause(error, target)

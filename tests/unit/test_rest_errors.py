@@ -2,6 +2,7 @@ import httpx
 import pytest
 
 from dispatcher.errors import BadKey, RestError, ServiceUnavailable
+from dispatcher.supabase.network import Network
 from dispatcher.supabase.rest_errors import (
     Failure,
     Repeat,
@@ -145,7 +146,7 @@ def test_a_redirect_names_the_setting_and_not_the_query() -> None:
 def test_ff28_no_answer_is_told_apart_from_surely_not_executed(
     error: httpx.TransportError, repeat: Repeat, words: str
 ) -> None:
-    failure = failure_of_transport(error, "http://db")
+    failure = failure_of_transport(error, "http://db", Network(environ={}))
     assert isinstance(failure.error, ServiceUnavailable)
     assert failure.repeat is repeat
     assert words in str(failure.error)

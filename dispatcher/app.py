@@ -27,7 +27,7 @@ from dispatcher.agents.supervisor import Ending, Supervisor, WakeProcess
 from dispatcher.answers import Answer
 from dispatcher.clock import rfc3339_ms
 from dispatcher.config import Settings
-from dispatcher.errors import MigrationsMissing, RestError, ShuttingDown
+from dispatcher.errors import MalformedAnswer, MigrationsMissing, RestError, ShuttingDown
 from dispatcher.inbox.book import BookedWake, WakeBook
 from dispatcher.inbox.decisions import Decisions
 from dispatcher.inbox.hints import Hints, LocalAgents
@@ -426,7 +426,13 @@ class Daemon:
             _counted(self._meter.ended)(result.state)
 
     def _settle_open_wakes(self, rows: Sequence[Answer]) -> None:
-        self._adopter.settle([OpenWake.read(row) for row in rows])
+        wakes = []
+        for row in rows:
+            try:
+                wakes.append(OpenWake.read(row))
+            except MalformedAnswer as error:  # the others are settled all the same
+                log.error(events.WAKE_ADOPTION_FAILED, msg=f"Cannot read a wake left open: {error}", error=str(error))
+        self._adopter.settle(wakes)
 
     def _settle_unattended(self, wakes: Sequence[OpenWake]) -> None:
         """Between the heartbeat's question and its answer some may have arrived; others are on their way."""
@@ -499,8 +505,10 @@ class Daemon:
         return self._work(group, registration)
 
     def _work(self, group: ServiceGroup, registration: Registration) -> int:
-        self._adopter.settle(registration.open_wakes)
         group.start()
+        # Beside the services: the gates hold the agents concerned, and nobody else waits for a look at processes.
+        settle = partial(self._adopter.settle, registration.open_wakes)
+        threading.Thread(target=settle, name="adoption", daemon=True).start()
         self._tell_when_ready(registration)
         ended = group.wait_for_end()
         self._stop(group)

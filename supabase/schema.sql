@@ -1952,11 +1952,13 @@ CREATE FUNCTION dispatcher.lock_wake(p_wake_id uuid, OUT wake public.agent_wakes
     AS $$
 declare
   v_agent_id uuid;
+  v_tenant_id uuid;
 begin
-  select agent_id into v_agent_id from public.agent_wakes where id = p_wake_id;
+  select agent_id, tenant_id into v_agent_id, v_tenant_id from public.agent_wakes where id = p_wake_id;
   verdict := case when v_agent_id is null then 'not_found' else 'busy' end;
   perform from public.agent_wake_state where agent_id = v_agent_id for update skip locked;
-  if found then
+  -- Somebody may have deleted the row: it is made anew, or the wake could never end.
+  if found or (v_agent_id is not null and (dispatcher.lock_wake_state(v_agent_id, v_tenant_id)).agent_id is not null) then
     select * into wake from public.agent_wakes where id = p_wake_id for update skip locked;
     verdict := case when wake.id is null then 'busy' else 'ok' end;
   end if;
@@ -4530,8 +4532,8 @@ CREATE FUNCTION public.dispatcher_schema() RETURNS jsonb
     SET search_path TO ''
     AS $$
   select jsonb_build_object(
-    'revision', 9,
-    'fingerprint', '6c1eb4a5b780f03ce9ff1224d5579a9b6ec749b962990b3263e81af7983ffb21',
+    'revision', 10,
+    'fingerprint', 'cfa206aee82c058acdc535f98018434dd3d69f0c9d69cc876abce119a98e4e64',
     'drift', coalesce(jsonb_agg(drift.kind || ' ' || drift.name || ' ' || drift.problem), '[]'))
   from (select * from dispatcher.schema_drift() limit 20) as drift
 $$;

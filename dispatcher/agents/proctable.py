@@ -209,11 +209,6 @@ def _scan() -> Scan:
 _shared = SharedScan(_scan)
 
 
-def find_marked(wake_id: str) -> list[ProcessIdentity]:
-    """The running processes that carry this wake's marker, group leaders first, then by age."""
-    return marked_processes().get(wake_id, [])
-
-
 def _identity(row: ProcessRow) -> ProcessIdentity:
     return ProcessIdentity(row.pid, row.started_at, host_id())
 

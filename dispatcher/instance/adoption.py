@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import contextlib
 import re
-from collections.abc import Callable, Collection, Sequence
+import threading
+from collections.abc import Callable, Collection, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Final, Literal
+from uuid import UUID
 
 from dispatcher import events
 from dispatcher.agents import proctable
@@ -66,11 +69,11 @@ def _has_survived_nothing(wake: OpenWake, host: Host) -> bool:
 
 
 class Adopter:
-    """Settles open wakes. Made once; `settle` may be called by any thread, one at a time per wake.
+    """Settles open wakes. Made once; thread-safe.
 
     `adopt` is the store's call, `on_adopted` starts the supervision, `on_lost` reports the end of a wake that another
     daemon left, `on_unstarted` that of one of our own that never had a process. Before either, `stop_strays` ends
-    what still carries the wake's marker here.
+    what still carries the wakes' markers here.
     """
 
     def __init__(
@@ -93,14 +96,49 @@ class Adopter:
         self._on_unstarted = on_unstarted
         self._stop_strays = stop_strays
         self._pause = pause
+        self._lock = threading.Lock()
+        self._busy: set[UUID] = set()
 
     def settle(self, wakes: Sequence[OpenWake]) -> None:
-        """Adopts, closes or leaves each wake of others; one that raises does not stop the others."""
-        self._each(self._settle, wakes)
+        """Adopts, closes or leaves each wake of others, with one look at the process table for all.
+
+        One that raises does not stop the others; one that another thread is at is left to it.
+        """
+        with self._taken(wakes) as mine:
+            judged = [(wake, self._judge(wake)) for wake in mine]
+            here = [wake for wake, judgement in judged if judgement == "look_here"]
+            elsewhere = [wake for wake, judgement in judged if judgement == "lost"]
+            gone = self._take_over_what_lives(here)
+            self._close(self._lose, [*elsewhere, *gone])
 
     def settle_own(self, wakes: Sequence[OpenWake]) -> None:
         """Adopts or closes each wake that is ours by an answer we never got, to a claim or to an adoption."""
-        self._each(self._settle_own, wakes)
+        with self._taken(wakes) as mine:
+            self._close(self._give_back, self._take_over_what_lives(mine))
+
+    @contextlib.contextmanager
+    def _taken(self, wakes: Sequence[OpenWake]) -> Iterator[list[OpenWake]]:
+        """Those of the wakes that no other thread is at: they are this one's until the end."""
+        with self._lock:
+            mine = [wake for wake in wakes if wake.wake_id not in self._busy]
+            self._busy.update(wake.wake_id for wake in mine)
+        try:
+            yield mine
+        finally:
+            with self._lock:
+                self._busy.difference_update(wake.wake_id for wake in mine)
+
+    def _take_over_what_lives(self, wakes: Sequence[OpenWake]) -> list[OpenWake]:
+        """Adopts each wake whose process is found; answers those without one."""
+        found = self._find_all(wakes)
+        self._each(lambda wake: self._take_over(wake, found[wake.wake_id]), [w for w in wakes if w.wake_id in found])
+        return [wake for wake in wakes if wake.wake_id not in found]
+
+    def _close(self, close: Callable[[OpenWake], None], wakes: Sequence[OpenWake]) -> None:
+        """Ends what the wakes left running, all at once, then closes each."""
+        if wakes:
+            self._stop_strays([str(wake.wake_id) for wake in wakes])
+        self._each(close, wakes)
 
     @staticmethod
     def _each(settle: Callable[[OpenWake], None], wakes: Sequence[OpenWake]) -> None:
@@ -116,48 +154,36 @@ class Adopter:
                     exc_info=error,
                 )
 
-    def _settle(self, wake: OpenWake) -> None:
-        judgement = judge(wake, self._host, self._instance_timeout, self._is_owner_alive(wake))
-        if judgement == "leave":
-            return
-        process = self._find(wake) if judgement == "look_here" else None
-        if process is None:
-            self._lose(wake)
-        else:
-            self._take_over(wake, process)
-
-    def _settle_own(self, wake: OpenWake) -> None:
-        process = self._find(wake)
-        if process is not None:
-            self._take_over(wake, process)
-            return
-        log.info(
-            events.WAKE_LOST,
-            msg=f"A claim of {wake.agent_slug} never got here; giving it back",
-            agent=wake.agent_slug,
-            wake_id=str(wake.wake_id),
-        )
-        self._stop_strays([str(wake.wake_id)])
-        self._on_unstarted(wake)
+    def _judge(self, wake: OpenWake) -> Judgement:
+        return judge(wake, self._host, self._instance_timeout, self._is_owner_alive(wake))
 
     def _is_owner_alive(self, wake: OpenWake) -> bool | None:
         if wake.owner_host_id != self._host.host_id or wake.owner_pid is None:
             return None
         return proctable.is_alive(wake.owner_pid, wake.owner_pid_started_at)
 
-    def _find(self, wake: OpenWake) -> ProcessIdentity | None:
-        """The process of a wake: by its saved pid; by its marker only where no pid was saved.
+    def _find_all(self, wakes: Sequence[OpenWake]) -> dict[UUID, ProcessIdentity]:
+        """The living processes by wake: by the saved pid; by the marker only where no pid was saved.
 
         Others carry the marker as well: what a dead process left running is not the wake.
         """
-        if wake.pid is not None:
-            is_alive = proctable.is_alive(wake.pid, wake.pid_started_at)
-            return ProcessIdentity(wake.pid, wake.pid_started_at, self._host.host_id) if is_alive else None
-        found = proctable.find_marked(str(wake.wake_id))
-        if not found:
+        saved = {wake.wake_id: process for wake in wakes if (process := self._saved(wake)) is not None}
+        unsaved = [wake for wake in wakes if wake.pid is None]
+        marked = self._marked(unsaved)
+        if len(marked) < len(unsaved):
             self._pause(SECOND_LOOK_SECONDS)
-            found = proctable.find_marked(str(wake.wake_id))
-        return found[0] if found else None
+            marked = self._marked(unsaved)
+        return saved | marked
+
+    def _saved(self, wake: OpenWake) -> ProcessIdentity | None:
+        if wake.pid is None or not proctable.is_alive(wake.pid, wake.pid_started_at):
+            return None
+        return ProcessIdentity(wake.pid, wake.pid_started_at, self._host.host_id)
+
+    @staticmethod
+    def _marked(wakes: Sequence[OpenWake]) -> dict[UUID, ProcessIdentity]:
+        by_marker = proctable.marked_processes() if wakes else {}
+        return {wake.wake_id: found[0] for wake in wakes if (found := by_marker.get(str(wake.wake_id)))}
 
     def _take_over(self, wake: OpenWake, process: ProcessIdentity) -> None:
         adoption = self._adopt(wake, process)
@@ -181,5 +207,13 @@ class Adopter:
             wake_id=str(wake.wake_id),
             pid=wake.pid,
         )
-        self._stop_strays([str(wake.wake_id)])
         self._on_lost(wake)
+
+    def _give_back(self, wake: OpenWake) -> None:
+        log.info(
+            events.WAKE_LOST,
+            msg=f"A claim of {wake.agent_slug} never got here; giving it back",
+            agent=wake.agent_slug,
+            wake_id=str(wake.wake_id),
+        )
+        self._on_unstarted(wake)

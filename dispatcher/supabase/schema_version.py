@@ -2,5 +2,5 @@
 
 from typing import Final
 
-REVISION: Final = 9
-FINGERPRINT: Final = "6c1eb4a5b780f03ce9ff1224d5579a9b6ec749b962990b3263e81af7983ffb21"
+REVISION: Final = 10
+FINGERPRINT: Final = "cfa206aee82c058acdc535f98018434dd3d69f0c9d69cc876abce119a98e4e64"

@@ -8,11 +8,13 @@ language plpgsql volatile set search_path = ''
 as $$
 declare
   v_agent_id uuid;
+  v_tenant_id uuid;
 begin
-  select agent_id into v_agent_id from public.agent_wakes where id = p_wake_id;
+  select agent_id, tenant_id into v_agent_id, v_tenant_id from public.agent_wakes where id = p_wake_id;
   verdict := case when v_agent_id is null then 'not_found' else 'busy' end;
   perform from public.agent_wake_state where agent_id = v_agent_id for update skip locked;
-  if found then
+  -- Somebody may have deleted the row: it is made anew, or the wake could never end.
+  if found or (v_agent_id is not null and (dispatcher.lock_wake_state(v_agent_id, v_tenant_id)).agent_id is not null) then
     select * into wake from public.agent_wakes where id = p_wake_id for update skip locked;
     verdict := case when wake.id is null then 'busy' else 'ok' end;
   end if;

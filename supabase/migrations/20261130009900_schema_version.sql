@@ -721,7 +721,7 @@ as $expected$
     ('function', 'dispatcher.lock_gateway(uuid)', '77965858523ed248f4500e55bdedd1f9', null),
     ('function', 'dispatcher.lock_inbox_lease(uuid,uuid,text[])', 'db36005125adb28acb03fb082a3d4330', null),
     ('function', 'dispatcher.lock_tables(text[])', 'd3cf040fa1561c1d8c06f26eb1082957', null),
-    ('function', 'dispatcher.lock_wake(uuid)', '75a114bcae8a4f5a141f085a76a4a1f1', null),
+    ('function', 'dispatcher.lock_wake(uuid)', '4cefd7793c9545fb31d41c840e8ee1d5', null),
     ('function', 'dispatcher.lock_wake_state(uuid,uuid)', 'ffb1f8af58418c8f85edf044d7b68743', null),
     ('function', 'dispatcher.lock_workflow_run(uuid,uuid)', '38e508b5e61c272c723cd4e5798a0f31', null),
     ('function', 'dispatcher.look_around(dispatcher.claimant)', 'aecc2501285a61f7f2a74653b2d80537', null),
@@ -1046,8 +1046,8 @@ create or replace function public.dispatcher_schema() returns jsonb
 language sql stable set search_path = ''
 as $$
   select jsonb_build_object(
-    'revision', 9,
-    'fingerprint', '6c1eb4a5b780f03ce9ff1224d5579a9b6ec749b962990b3263e81af7983ffb21',
+    'revision', 10,
+    'fingerprint', 'cfa206aee82c058acdc535f98018434dd3d69f0c9d69cc876abce119a98e4e64',
     'drift', coalesce(jsonb_agg(drift.kind || ' ' || drift.name || ' ' || drift.problem), '[]'))
   from (select * from dispatcher.schema_drift() limit 20) as drift
 $$;

@@ -1,5 +1,8 @@
 """No answer, frame, row or refusal ends the daemon, or fills its log."""
 
+from datetime import datetime, timedelta
+from typing import Any
+
 from dispatcher.local.stub import StubAgent
 from tests.acceptance.conftest import StartDaemon
 from tests.support.database import Database
@@ -142,3 +145,40 @@ def test_c30_two_agents_that_are_one_to_openclaw_never_run_beside_each_other(
     swept = len(daemon.of("sweep.finished"))
     daemon.wait_for("sweep.finished", times=swept + 2)
     assert len(stub_agent.calls()) == 1
+
+
+# ------------------------------------------------------------------------------------------- starts
+
+
+def test_c40_who_may_be_woken_does_not_wait_for_eighty_wakes_that_are_settled(
+    database: Database, seed: Seed, working_agent: StubAgent, start_daemon: StartDaemon
+) -> None:
+    """A crash of the host under load: open wakes whose pid nobody saved, of a daemon that is gone."""
+    seed.gateway()
+    first = start_daemon(MAX_CONCURRENT_WAKES=100).ready()
+    first.kill()
+    for number in range(80):
+        seed.item(f"left{number:02}")
+    database.execute(
+        """insert into agent_wakes (tenant_id, agent_id, gateway_id, instance_id, claim_request, path, item_ids,
+                                    deadline_at)
+           select agent.tenant_id, agent.id, agent.gateway_id, instance.id, gen_random_uuid(), 'event',
+                  array(select item.id from agent_inbox_items as item where item.agent_id = agent.id),
+                  now() + interval '1 hour'
+             from agents as agent, dispatcher_instances as instance where agent.slug like 'left%'"""
+    )
+    seed.item("ada")
+    daemon = start_daemon(MAX_CONCURRENT_WAKES=100, WAKE_COOLDOWN=0)
+    [ready] = daemon.wait_for("daemon.ready")
+    [started] = daemon.wait_for("wake.started", agent="ada")
+    assert moment(started) - moment(ready) < timedelta(seconds=1)
+    daemon.wait_for("wake.lost", times=80)
+    open_wakes = "select count(*) from agent_wakes where ended_at is null"
+    wait_until(lambda: undone(database) == 0 and database.value(open_wakes) == 0, 60)
+    wakes = database.rows("select agent_id, state from agent_wakes where state <> 'succeeded'")
+    assert [wake["state"] for wake in wakes] == ["lost"] * 80
+    assert len(working_agent.calls()) == 81
+
+
+def moment(line: dict[str, Any]) -> datetime:
+    return datetime.fromisoformat(line["ts"])

@@ -171,7 +171,7 @@ def test_kill_9_and_a_restart_give_exactly_the_same_children(
     first.kill()
 
     second = start_daemon(MAX_CONCURRENT_WAKES=2, WAKE_COOLDOWN=0).ready()
-    assert len(second.of("wake.adopted")) == 2
+    assert len(second.wait_for("wake.adopted", times=2)) == 2
     assert {process.pid for process in stub_agent.living()} == before
     # The cap holds: the third agent waits until an adopted child has ended, and is then woken.
     assert {call["argv"][2] for call in stub_agent.calls()} == {"hq/ada", "hq/bob"}
@@ -211,7 +211,7 @@ def test_ff64_a_crash_between_spawn_and_save_is_found_by_the_marker(
     )
     [child] = stub_agent.living()
     second = start_daemon(WAKE_COOLDOWN=0).ready()
-    [adopted] = second.of("wake.adopted")
+    [adopted] = second.wait_for("wake.adopted")
     assert adopted["pid"] == child.pid
     assert len(stub_agent.calls()) == 1
 

@@ -49,6 +49,10 @@ def new_id() -> str:
     return str(uuid.uuid4())
 
 
+def find_marked(wake_id: str) -> list[ProcessIdentity]:
+    return proctable.marked_processes().get(wake_id, [])
+
+
 def is_gone(pid: int) -> bool:
     row = proctable.read_row(pid)
     return row is None or row.is_zombie
@@ -354,7 +358,7 @@ def test_children_born_during_the_stop_die_too(watch: Watch, tmp_path: Path) -> 
     watch.supervisor.stop(wake.wake_id, "test")
     watch.ending()
     assert all(is_gone(int(pid)) for pid in path.read_text().split())
-    assert proctable.find_marked(wake.wake_id) == []
+    assert find_marked(wake.wake_id) == []
 
 
 def test_what_a_failed_leader_leaves_running_is_ended(watch: Watch, tmp_path: Path) -> None:
@@ -581,13 +585,13 @@ def test_a_process_adopted_late_is_not_overdue_yet(bystander: subprocess.Popen[b
 def test_field_failure_64_a_child_is_found_by_its_marker() -> None:
     wake_id = new_id()
     child = spawn(sh("sleep 600 & sleep 600"), environment(wake_id))
-    wait_until(lambda: len(proctable.find_marked(wake_id)) == 3)
-    found = proctable.find_marked(wake_id)
+    wait_until(lambda: len(find_marked(wake_id)) == 3)
+    found = find_marked(wake_id)
     assert found[0] == child.identity
     adopted = adopt(found[0].pid, found[0].started_at)
     assert adopted is not None
     assert stop_family(adopted, wake_id, term_grace=DEADLINE).asked == 3
-    assert proctable.find_marked(wake_id) == []
+    assert find_marked(wake_id) == []
     assert child.reap() == -signal.SIGTERM
     for process in (child, adopted):
         process.close()

@@ -45,6 +45,19 @@ def item_row(database: Database, item: uuid.UUID) -> dict[str, Any]:
     )
 
 
+def test_c39_a_wake_ends_though_what_the_gates_remember_of_its_agent_was_deleted(
+    database: Database, seed: Seed, dispatcher
+) -> None:
+    agent, item = seed.agent("ada"), seed.item("ada")
+    daemon = dispatcher()
+    grant = daemon.claim(agent, item)
+    database.execute("delete from agent_wake_state")
+    assert daemon.started(grant, pid=77)["code"] == "ok"
+    database.execute("delete from agent_wake_state")
+    ended = daemon.ended(grant, exit_code=1)
+    assert (ended["code"], ended["state"], ended["consecutive_failures"]) == ("ok", "failed", 1)
+
+
 def test_started_keeps_the_process_and_stamps_the_items(database: Database, seed: Seed, dispatcher) -> None:
     agent, item = seed.agent("ada"), seed.item("ada")
     daemon = dispatcher()

@@ -11,6 +11,7 @@ import pytest
 from dispatcher.agents import proctable
 from dispatcher.agents.command import WAKE_MARKER
 from dispatcher.agents.process import stop_strays
+from dispatcher.agents.proctable import ProcessIdentity
 from dispatcher.inbox.book import BookedWake, WakeBook
 from dispatcher.instance.adoption import Adopter, Host, judge
 from dispatcher.instance.model import Adoption, OpenWake
@@ -182,6 +183,46 @@ def test_one_wake_that_raises_does_not_stop_the_others() -> None:
     notes.adopter._on_unstarted = fail_first
     notes.adopter.settle_own([here(), here()])
     assert calls == ["ada", "ada"]
+
+
+def test_c40_many_wakes_without_a_pid_cost_one_pause_and_one_look_each_time(
+    monkeypatch: pytest.MonkeyPatch, ended_pid: int
+) -> None:
+    scans: list[None] = []
+    scan = proctable.marked_processes
+
+    def counted() -> dict[str, list[ProcessIdentity]]:
+        scans.append(None)
+        return scan()
+
+    monkeypatch.setattr(proctable, "marked_processes", counted)
+    wakes = [here(owner_pid=ended_pid, owner_pid_started_at=1.0, agent_slug=f"a{number}") for number in range(80)]
+    child = subprocess.Popen(["sleep", "60"], env=os.environ | {WAKE_MARKER: str(wakes[40].wake_id)})
+    try:
+        notes = Notes()
+        notes.adopter.settle(wakes)
+    finally:
+        child.kill()
+        child.wait()
+    assert (notes.adopted, len(notes.lost), notes.pauses) == ([child.pid], 79, 1)
+    assert len(scans) == 3  # two looks, and one for what the lost ones left running
+
+
+def test_c40_a_wake_that_one_thread_settles_is_left_to_it() -> None:
+    notes = Notes()
+    wake = here()
+    seen: list[int] = []
+
+    def settle_meanwhile(_seconds: float) -> None:
+        notes.adopter.settle_own([wake])
+        seen.append(len(notes.unstarted))
+
+    notes.adopter._pause = settle_meanwhile
+    notes.adopter.settle_own([wake])
+    assert (seen, notes.unstarted) == ([0], ["ada"])
+    notes.adopter._pause = lambda _seconds: None
+    notes.adopter.settle_own([wake])
+    assert notes.unstarted == ["ada"] * 2
 
 
 # ------------------------------------------------------------------------------- the book

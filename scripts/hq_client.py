@@ -1,7 +1,7 @@
 """Calls of HQ's database functions over HTTP, with deadlines and a few spread retries.
 
 Every function called from here is safe to repeat: leases carry a token of the caller's, closing answers
-`already`, posts are known by key or content. So a call whose answer was lost is simply made again.
+`already`, posts are known by an id of their own. So a call whose answer was lost is simply made again.
 
 Standard library only, Python 3.9+: this file is copied into an agent's `skills/hq/scripts/`.
 """
@@ -66,7 +66,7 @@ class HqClient:
             text = self._masked(f"HQ did not answer: {error}")
             raise ServiceError(text, "unreachable", retryable=error.retryable) from None
         if status == 200:
-            return parsed(answer)
+            return settled(parsed(answer))
         raise self._refusal(function, status, answer)
 
     def _headers(self) -> dict[str, str]:
@@ -103,6 +103,14 @@ def parsed(answer: bytes) -> dict[str, Any]:
         document = None
     if not isinstance(document, dict):
         raise ServiceError("HQ answered with something that is not a JSON object: is SUPABASE_URL right?", "not_json")
+    return document
+
+
+def settled(document: dict[str, Any]) -> dict[str, Any]:
+    """The answer, unless somebody held the rows it needed: then nothing was changed, and it is asked for again."""
+    if document.get("code") == "busy":
+        message = "somebody else holds this item or agent at the moment; nothing was changed, try again in a minute"
+        raise ServiceError(message, "busy", retryable=True)
     return document
 
 

@@ -6,6 +6,7 @@ Standard library only, Python 3.9+: this file is copied into an agent's `skills/
 from __future__ import annotations
 
 import argparse
+import contextlib
 from collections.abc import Mapping
 
 import hq_command
@@ -19,8 +20,12 @@ LEASE_LOST = (
     "Nothing was changed; stop working on it."
 )
 NO_LEASE = (
-    "no lease of this item is known here: lease it with hq_inbox_process.py, "
+    "no lease of this item is known here for this wake: lease it with hq_inbox_process.py, "
     "or give its token with --lease-token. Nothing was changed."
+)
+SHARED_LEASE = (
+    "this item was leased more than once here, and nothing says which of the leases is yours: "
+    "give your lease_token with --lease-token. Nothing was changed."
 )
 NOT_FOUND = "there is no inbox item with this id. Nothing was changed."
 
@@ -37,16 +42,28 @@ def close(
     settings: Settings, arguments: argparse.Namespace, function: str, result: str, extra: Mapping[str, str]
 ) -> int:
     """Close the item under its token and print how that went."""
-    token = arguments.lease_token or LeaseBook(settings.state_folders, settings.agent).token(arguments.inbox_item_id)
+    item_id: str = arguments.inbox_item_id
+    book = LeaseBook(settings.state_folders, settings.agent, settings.wake_id)
+    token: str | None = arguments.lease_token or book.token(item_id)
     if token is None:
-        return refuse(settings, arguments.inbox_item_id, "no_lease", NO_LEASE)
-    params = {"p_item_id": arguments.inbox_item_id, "p_lease_token": token, **extra}
+        message = SHARED_LEASE if settings.wake_id is None and book.is_shared(item_id) else NO_LEASE
+        return refuse(settings, item_id, "no_lease", message)
+    # A token on the command line is the proof by itself; one from the book also has to belong to this wake.
+    wake_id = None if arguments.lease_token else settings.wake_id
+    params = {"p_item_id": item_id, "p_lease_token": token, "p_wake_id": wake_id, **extra}
     answer: Document = HqClient(settings).call(function, params)
     if not answer["applied"]:
         message = NOT_FOUND if answer["code"] == "not_found" else LEASE_LOST
-        return refuse(settings, arguments.inbox_item_id, answer["code"], message, answer.get("status"))
-    hq_command.emit(closed_document(settings, arguments.inbox_item_id, result, answer))
+        return refuse(settings, item_id, answer["code"], message, answer.get("status"))
+    note_closed(book, token)
+    hq_command.emit(closed_document(settings, item_id, result, answer))
     return hq_command.OK
+
+
+def note_closed(book: LeaseBook, token: str) -> None:
+    """Keep that the lease is closed; where that cannot be kept, a later lease needs its token named."""
+    with contextlib.suppress(OSError):
+        book.close(token)
 
 
 def refuse(settings: Settings, item_id: str, code: str, message: str, status: str | None = None) -> int:

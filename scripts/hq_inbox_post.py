@@ -1,7 +1,8 @@
 #!/usr/bin/env python3
 """Hand work to another agent: put an item into its inbox.
 
-Called again with the same arguments within the same wake it posts nothing new and prints the same id.
+Called again with the same arguments within the same wake it posts nothing new and prints the same id, as long
+as that item is open. Once the recipient has closed it, the same call is a new request.
 
 Exit codes: 0 (posted, or posted before), 1 (unknown agent, refused, service failed), 2 (wrong usage or
 missing settings, on stderr).
@@ -13,6 +14,7 @@ from __future__ import annotations
 
 import argparse
 import json
+import uuid
 
 import hq_command
 from hq_client import HqClient
@@ -40,7 +42,10 @@ def read_arguments() -> argparse.Namespace:
     parser.add_argument("--event-type", default="task_assignment", help="kind of item (default task_assignment)")
     parser.add_argument("--task-id", type=hq_command.item_id, help="the task it is about")
     parser.add_argument("--context", type=json_object, default={}, metavar="JSON", help="more facts, a JSON object")
-    parser.add_argument("--request-key", help="name of this request: the same name is the same item, in any wake")
+    parser.add_argument(
+        "--request-key",
+        help="name of this request: the same name is the same item, in any wake and whatever became of it",
+    )
     parser.add_argument("--self-handoff", action="store_true", help="allow a post to yourself")
     return parser.parse_args()
 
@@ -82,6 +87,9 @@ def post_params(settings: Settings, arguments: argparse.Namespace) -> Document:
         "p_summary": arguments.summary,
         "p_context": context,
         "p_request_key": arguments.request_key,
+        # One run of this command is one request: when its answer is lost and it asks again, that is known by this.
+        "p_post_id": str(uuid.uuid4()),
+        "p_wake_id": settings.wake_id,
     }
 
 

@@ -2,7 +2,8 @@
 """Lease the next items of this agent's inbox and print them as JSON.
 
 Exit codes: 0 (items or an empty inbox), 1 (unknown agent, service failed; {"error": ...} on stdout), 2 (wrong
-usage or missing settings, on stderr). Items whose print fails are given back at once.
+usage or missing settings, on stderr), 3 (this wake is over and another one has the inbox). Items whose print
+fails are given back at once.
 
 Standard library only, Python 3.9+: this file is copied into an agent's `skills/hq/scripts/`.
 """
@@ -10,6 +11,7 @@ Standard library only, Python 3.9+: this file is copied into an agent's `skills/
 from __future__ import annotations
 
 import argparse
+import contextlib
 import sys
 import uuid
 from pathlib import Path
@@ -19,6 +21,15 @@ from hq_client import HqClient, ServiceError
 from hq_command import Document
 from hq_lease_book import LeaseBook
 from hq_settings import Settings
+
+WAKE_OVER = (
+    "the wake this command belongs to is over, and another one of this agent runs: it has the inbox. "
+    "Nothing was leased; stop working."
+)
+
+
+class WakeOverError(Exception):
+    """The agent has been woken anew: this attempt takes nothing any more."""
 
 
 def main() -> None:
@@ -46,11 +57,16 @@ def show_or_lease(settings: Settings, arguments: argparse.Namespace) -> int:
     if arguments.status:
         hq_command.emit(overview(client, settings))
         return hq_command.OK
-    items = lease(client, settings, arguments)
     try:
-        hq_command.emit(leased_document(settings, items, noted(settings, items)))
+        items = lease(client, settings, arguments)
+    except WakeOverError:
+        hq_command.emit({"error": WAKE_OVER, "code": "wake_over", "agent": settings.agent})
+        return hq_command.LEASE_LOST
+    book = LeaseBook(settings.state_folders, settings.agent, settings.wake_id)
+    try:
+        hq_command.emit(leased_document(settings, items, noted(book, items)))
     except BaseException:
-        release(client, items)
+        release(client, book, items)
         raise
     return hq_command.OK
 
@@ -75,9 +91,12 @@ def lease(client: HqClient, settings: Settings, arguments: argparse.Namespace) -
         "p_limit": arguments.batch,
         "p_lease_seconds": arguments.lease_seconds,
         "p_lease_token": str(uuid.uuid4()),
+        "p_wake_id": settings.wake_id,
     }
     answer = client.call("lease_inbox_items", params)
     require_known(answer, settings)
+    if answer.get("code") == "wake_over":
+        raise WakeOverError
     items: list[Document] = answer["items"]
     return items
 
@@ -88,17 +107,16 @@ def require_known(answer: Document, settings: Settings) -> None:
         raise ServiceError(f"no agent with the slug {settings.agent!r} in tenant {settings.tenant_id}", "unknown_agent")
 
 
-def noted(settings: Settings, items: list[Document]) -> bool:
+def noted(book: LeaseBook, items: list[Document]) -> bool:
     """Keep the tokens for the closing commands; False when they have to be given on the command line."""
     if not items:
         return True
     try:
-        book = LeaseBook(settings.state_folders, settings.agent)
         book.remember({item["inbox_item_id"]: item["lease_token"] for item in items})
     except OSError as error:
         hq_command.complain(f"lease tokens could not be kept: {error}", hq_command.FAILED)
         return False
-    return True
+    return not any(book.is_shared(item["inbox_item_id"]) for item in items)
 
 
 def leased_document(settings: Settings, items: list[Document], tokens_kept: bool) -> Document:
@@ -127,7 +145,7 @@ def instructions(tokens_kept: bool) -> str:
     )
 
 
-def release(client: HqClient, items: list[Document]) -> None:
+def release(client: HqClient, book: LeaseBook, items: list[Document]) -> None:
     """Give items back that nobody was told of; one that cannot be given back comes free with its lease."""
     for item in items:
         params = {
@@ -139,6 +157,8 @@ def release(client: HqClient, items: list[Document]) -> None:
             client.call("close_inbox_item", params)
         except ServiceError as fault:
             hq_command.complain(f"item {item['inbox_item_id']} could not be given back: {fault}", hq_command.FAILED)
+        with contextlib.suppress(OSError):  # a note that stays names a lease that is void
+            book.forget(item["lease_token"])
 
 
 if __name__ == "__main__":

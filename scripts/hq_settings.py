@@ -16,6 +16,8 @@ from pathlib import Path
 from urllib.parse import urlsplit
 
 DEFAULT_TENANT = "00000000-0000-0000-0000-000000000000"
+# Which wake this command belongs to; the daemon sets it for the process it starts.
+WAKE_MARKER = "DISPATCHER_WAKE_ID"
 ASSIGNMENT = re.compile(r"^\s*(?:export\s+)?([A-Za-z_][A-Za-z0-9_]*)\s*=\s*(.*?)\s*$")
 QUOTED = re.compile(r"""^(?:"((?:[^"\\]|\\.)*)"|'([^']*)')\s*(?:#.*)?$""")
 ESCAPES = {"n": "\n", "r": "\r", "t": "\t"}
@@ -37,6 +39,7 @@ class Settings:
     state_folders: tuple[Path, ...]
     ca_file: str = ""
     proxy: str = field(default="", repr=False)
+    wake_id: str | None = None
 
 
 def load_settings(environ: Mapping[str, str]) -> Settings:
@@ -57,6 +60,7 @@ def load_settings(environ: Mapping[str, str]) -> Settings:
         state_folders=state_folders(environ, homes, workspace),
         ca_file=expanded(found.get("SUPABASE_CA_FILE", "")),
         proxy=found.get("SUPABASE_PROXY", ""),
+        wake_id=environ.get(WAKE_MARKER, "").strip().lower() or None,
     )
 
 
@@ -78,6 +82,8 @@ def find_faults(agent: str, found: Mapping[str, str]) -> list[str]:
     if found.get("TENANT_ID") and not is_uuid(found["TENANT_ID"]):
         faults.append("TENANT_ID must be a uuid")
     faults += network_faults(expanded(found.get("SUPABASE_CA_FILE", "")), found.get("SUPABASE_PROXY", ""))
+    if found.get(WAKE_MARKER) and not is_uuid(found[WAKE_MARKER]):
+        faults.append(f"{WAKE_MARKER} must be a uuid: the daemon sets it, nobody else should")
     if found.get("HQ_CALL_TIMEOUT") and not is_seconds(found["HQ_CALL_TIMEOUT"], 0.1, 120):
         faults.append("HQ_CALL_TIMEOUT must be 0.1 to 120 seconds")
     return faults

@@ -237,6 +237,20 @@ $$;
 
 COMMENT ON FUNCTION dispatcher.base_objects() IS 'What of YourHQ''s schema this file makes where it is absent, and the comment it puts there.';
 
+CREATE FUNCTION dispatcher.block_task_of_item(p_item_id uuid, p_at timestamp with time zone) RETURNS void
+    LANGUAGE sql
+    SET search_path TO ''
+    AS $$
+  -- A task that has ended stays ended: an escalation that comes late must not open it again.
+  update public.tasks as task
+     set status = 'blocked', updated_at = p_at
+    from public.agent_inbox_items as item
+   where item.id = p_item_id and task.id = item.task_id and task.tenant_id = item.tenant_id
+     and task.status not in ('blocked', 'done', 'cancelled')
+$$;
+
+COMMENT ON FUNCTION dispatcher.block_task_of_item(p_item_id uuid, p_at timestamp with time zone) IS 'The task of an item becomes blocked, unless it has ended.';
+
 CREATE FUNCTION dispatcher.book_lost_claim_usage(p_tenant_id uuid, p_run_id uuid, p_session text, p_claim_token uuid, p_usage jsonb) RETURNS boolean
     LANGUAGE plpgsql
     SET search_path TO ''
@@ -705,6 +719,42 @@ $$;
 
 COMMENT ON FUNCTION dispatcher.clean_inbox_reason(p_reason text) IS 'A reason as it is stored: trimmed, at most 4,000 characters, never empty.';
 
+CREATE FUNCTION dispatcher.close_leased_item(p_item_id uuid, p_outcome text, p_reason text) RETURNS void
+    LANGUAGE plpgsql
+    SET search_path TO ''
+    AS $$
+declare
+  v_now constant timestamptz := clock_timestamp();
+  v_item public.agent_inbox_items;
+begin
+  update public.agent_inbox_items as item
+     set status = case
+           when p_outcome = 'done' then 'done'
+           when p_outcome = 'released' then 'pending'
+           when item.attempt_count >= item.max_attempts then 'dead_letter'
+           else 'failed'
+         end::public.inbox_item_status,
+         attempt_count = case when p_outcome = 'released' then greatest(item.attempt_count - 1, 0) else item.attempt_count end,
+         leased_until = null,
+         completed_at = case when p_outcome = 'done' then v_now else item.completed_at end,
+         failed_at = case when p_outcome = 'failed' then v_now else item.failed_at end,
+         context = case when p_outcome = 'failed'
+                        then dispatcher.merge_inbox_context(item.context, jsonb_build_object('last_failure_reason', p_reason))
+                        else item.context end,
+         updated_at = v_now
+   where item.id = p_item_id
+  returning item.* into v_item;
+  update public.inbox_item_leases as lease
+     set closed_at = v_now, outcome = case when p_outcome = 'failed' then v_item.status::text else p_outcome end
+   where lease.item_id = p_item_id;
+  if v_item.status = 'dead_letter' then
+    perform dispatcher.tell_dead_letters(v_item.agent_id, array[p_item_id], format('Its agent failed it for good: %s', left(p_reason, 500)));
+  end if;
+end
+$$;
+
+COMMENT ON FUNCTION dispatcher.close_leased_item(p_item_id uuid, p_outcome text, p_reason text) IS 'Writes how an item ends that the caller holds under its lease; one that is given up is told.';
+
 CREATE FUNCTION dispatcher.complete_workflow_row(p_run public.workflow_runs) RETURNS public.workflow_runs
     LANGUAGE plpgsql STABLE
     SET search_path TO ''
@@ -811,6 +861,18 @@ CREATE FUNCTION dispatcher.dead_letters_of_wake(p_wake public.agent_wakes, p_kno
 $$;
 
 COMMENT ON FUNCTION dispatcher.dead_letters_of_wake(p_wake public.agent_wakes, p_known uuid[]) IS 'Items the agent itself failed for good in a wake, without p_known.';
+
+CREATE FUNCTION dispatcher.depth_of_post(p_wake public.agent_wakes) RETURNS integer
+    LANGUAGE sql STABLE
+    SET search_path TO ''
+    AS $$
+  -- Also deeper than what this wake has leased since its claim: agents that run side by side can pass work to and fro as well.
+  select coalesce(greatest(p_wake.chain_depth, (select max(origin.chain_depth) from public.inbox_item_leases as lease
+                                                  join public.inbox_item_origins as origin on origin.item_id = lease.item_id
+                                                 where lease.wake_id = p_wake.id)) + 1, 0)
+$$;
+
+COMMENT ON FUNCTION dispatcher.depth_of_post(p_wake public.agent_wakes) IS 'How long the chain of wakes behind a post is; 0 outside a wake.';
 
 CREATE FUNCTION dispatcher.dispatch_queued_runs(p_tenant_id uuid, p_settings jsonb, p_estimates jsonb, p_budgets jsonb) RETURNS jsonb
     LANGUAGE plpgsql
@@ -1081,6 +1143,25 @@ $$;
 
 COMMENT ON FUNCTION dispatcher.ensure_type(p_name text, p_attributes text) IS 'Makes a composite type of schema dispatcher what p_attributes says (names and types as format_type writes them); one that differs goes, with the functions that use it, which the files make anew.';
 
+CREATE FUNCTION dispatcher.escalate_leased_item(p_item_id uuid, p_reason text) RETURNS void
+    LANGUAGE plpgsql
+    SET search_path TO ''
+    AS $$
+declare
+  v_now constant timestamptz := clock_timestamp();
+begin
+  update public.agent_inbox_items as item
+     set status = 'done', completed_at = v_now, leased_until = null, updated_at = v_now,
+         context = dispatcher.merge_inbox_context(item.context, jsonb_build_object('outcome', 'escalated', 'escalation_reason', p_reason))
+   where item.id = p_item_id;
+  update public.inbox_item_leases as lease set closed_at = v_now, outcome = 'escalated' where lease.item_id = p_item_id;
+  perform dispatcher.block_task_of_item(p_item_id, v_now);
+  perform dispatcher.tell_escalation(p_item_id, p_reason);
+end
+$$;
+
+COMMENT ON FUNCTION dispatcher.escalate_leased_item(p_item_id uuid, p_reason text) IS 'Writes that an item, which the caller holds under its lease, is a human''s now.';
+
 CREATE FUNCTION dispatcher.evaluate_budgets(p_tenant_id uuid, p_estimates jsonb, p_now timestamp with time zone DEFAULT now()) RETURNS jsonb
     LANGUAGE plpgsql STABLE
     SET search_path TO ''
@@ -1209,18 +1290,56 @@ $$;
 
 COMMENT ON FUNCTION dispatcher.find_inbox_agent(p_tenant_id uuid, p_agent_slug text) IS 'The id of a tenant''s agent by its present slug; null when there is none.';
 
-CREATE FUNCTION dispatcher.find_sender_wake(p_agent_id uuid) RETURNS public.agent_wakes
+CREATE TABLE public.inbox_item_origins (
+    item_id uuid NOT NULL,
+    tenant_id uuid NOT NULL,
+    wake_id uuid,
+    from_agent_id uuid,
+    chain_depth integer DEFAULT 0 NOT NULL,
+    request_key text,
+    content_key text,
+    created_at timestamp with time zone DEFAULT now() NOT NULL,
+    CONSTRAINT inbox_item_origins_chain_depth_check CHECK ((chain_depth >= 0))
+);
+
+COMMENT ON TABLE public.inbox_item_origins IS 'Where an item came from when an agent posted it: the wake, the sender, and how long the chain of wakes has grown.';
+
+COMMENT ON COLUMN public.inbox_item_origins.request_key IS 'What names one request of a sender, ever: key:… as the caller chose it, else call:… of one run of its script.';
+
+COMMENT ON COLUMN public.inbox_item_origins.content_key IS 'Sender''s wake and content: the same post again is the same item while that is open.';
+
+CREATE FUNCTION dispatcher.find_posted_item(p_tenant_id uuid, p_sender_id uuid, p_request_key text, p_content_keys text[]) RETURNS public.inbox_item_origins
     LANGUAGE sql STABLE
     SET search_path TO ''
     AS $$
-  select wake.* from public.agent_wakes as wake
-   where wake.agent_id = p_agent_id
-     and (wake.state in ('starting', 'running') or wake.ended_at > clock_timestamp() - interval '60 seconds')
-   order by wake.claimed_at desc
+  select origin.* from public.inbox_item_origins as origin
+    join public.agent_inbox_items as item on item.id = origin.item_id
+   where origin.tenant_id = p_tenant_id and origin.from_agent_id = p_sender_id
+     and (origin.request_key = p_request_key
+          or (origin.content_key = any (p_content_keys)
+              and (item.status in ('pending', 'leased') or (item.status = 'failed' and item.attempt_count < item.max_attempts))))
+   order by origin.request_key is not distinct from p_request_key desc, origin.created_at
    limit 1
 $$;
 
-COMMENT ON FUNCTION dispatcher.find_sender_wake(p_agent_id uuid) IS 'The wake an agent acts in: its live one, else the latest if it ended within 60 s (a turn can outlive its process); null when it acts outside a wake.';
+COMMENT ON FUNCTION dispatcher.find_posted_item(p_tenant_id uuid, p_sender_id uuid, p_request_key text, p_content_keys text[]) IS 'The item a post has made before: of the same request whatever became of it, else an open one of the same content; null when there is none.';
+
+CREATE FUNCTION dispatcher.find_sender_wake(p_agent_id uuid, p_wake_id uuid) RETURNS public.agent_wakes
+    LANGUAGE sql STABLE
+    SET search_path TO ''
+    AS $$
+  select known.* from (
+    (select 1 as place, wake.* from public.agent_wakes as wake
+      where wake.id = p_wake_id and wake.agent_id = p_agent_id
+        and (wake.ended_at is null or wake.ended_at > clock_timestamp() - interval '24 hours'))
+    union all
+    (select 2, latest.* from (select wake.* from public.agent_wakes as wake where wake.agent_id = p_agent_id order by wake.claimed_at desc limit 1) as latest
+      where latest.ended_at is null or latest.ended_at > clock_timestamp() - interval '10 minutes')
+   ) as found cross join lateral (select wake.* from public.agent_wakes as wake where wake.id = found.id) as known
+   order by found.place limit 1
+$$;
+
+COMMENT ON FUNCTION dispatcher.find_sender_wake(p_agent_id uuid, p_wake_id uuid) IS 'The wake an agent acts in: p_wake_id, which its script knows, until 24 h after its end; else its latest if that lives or ended within 10 minutes (a turn can outlive its process); null when it acts outside a wake.';
 
 CREATE FUNCTION dispatcher.finish_workflow_run(p_tenant_id uuid, p_run_id uuid, p_session text, p_claim_token uuid, p_status text, p_output jsonb, p_error text, p_usage jsonb) RETURNS jsonb
     LANGUAGE plpgsql
@@ -1558,6 +1677,15 @@ $$;
 
 COMMENT ON FUNCTION dispatcher.inbox_close_verdict(p_item_id uuid, p_code text) IS 'The answer of the closing functions: {applied, code, status, attempt, max_attempts}; the last three are null when the item is unknown.';
 
+CREATE FUNCTION dispatcher.inbox_content_key(p_wake_id uuid, p_content text, p_at timestamp with time zone) RETURNS text
+    LANGUAGE sql IMMUTABLE PARALLEL SAFE
+    SET search_path TO ''
+    AS $$
+  select encode(sha256(convert_to(coalesce(p_wake_id::text, floor(extract(epoch from p_at) / 600)::text) || chr(31) || p_content, 'UTF8')), 'hex')
+$$;
+
+COMMENT ON FUNCTION dispatcher.inbox_content_key(p_wake_id uuid, p_content text, p_at timestamp with time zone) IS 'What makes two posts of a sender the same work: the same content within the same wake, outside a wake within the same ten minutes.';
+
 CREATE FUNCTION dispatcher.inbox_items_of_lease(p_agent_id uuid, p_lease_token uuid) RETURNS jsonb
     LANGUAGE sql STABLE
     SET search_path TO ''
@@ -1591,18 +1719,12 @@ $$;
 
 COMMENT ON FUNCTION dispatcher.inbox_items_of_lease(p_agent_id uuid, p_lease_token uuid) IS 'The items an agent holds under one lease token, oldest first, as the agent''s script prints them; an item''s task is laid into its context.';
 
-CREATE FUNCTION dispatcher.inbox_post_key(p_request_key text, p_wake_id uuid, p_content text, p_at timestamp with time zone) RETURNS text
+CREATE FUNCTION dispatcher.inbox_request_key(p_request_key text, p_post_id uuid) RETURNS text
     LANGUAGE sql IMMUTABLE PARALLEL SAFE
     SET search_path TO ''
-    AS $$
-  select case
-    when p_request_key <> '' then 'key:' || p_request_key
-    else 'content:' || encode(sha256(convert_to(
-           coalesce(p_wake_id::text, floor(extract(epoch from p_at) / 600)::text) || chr(31) || p_content, 'UTF8')), 'hex')
-  end
-$$;
+    AS $$ select coalesce('key:' || nullif(p_request_key, ''), 'call:' || p_post_id::text) $$;
 
-COMMENT ON FUNCTION dispatcher.inbox_post_key(p_request_key text, p_wake_id uuid, p_content text, p_at timestamp with time zone) IS 'What makes two posts of a sender the same one: the caller''s key, else the same content within the same wake, else within the same ten minutes.';
+COMMENT ON FUNCTION dispatcher.inbox_request_key(p_request_key text, p_post_id uuid) IS 'What makes two posts of a sender one request: the name the caller gave it, else the id of one run of its script; null without either.';
 
 CREATE FUNCTION dispatcher.inbox_retry_delay(p_attempt integer) RETURNS interval
     LANGUAGE sql IMMUTABLE PARALLEL SAFE
@@ -1612,6 +1734,33 @@ CREATE FUNCTION dispatcher.inbox_retry_delay(p_attempt integer) RETURNS interval
 $$;
 
 COMMENT ON FUNCTION dispatcher.inbox_retry_delay(p_attempt integer) IS 'How long a failed item rests after its n-th attempt: 30 s, doubled per attempt, at most 900 s.';
+
+CREATE FUNCTION dispatcher.insert_post(p_origin public.inbox_item_origins, p_recipient_id uuid, p_recipient_slug text, p_event_type text, p_summary text, p_context jsonb) RETURNS uuid
+    LANGUAGE plpgsql
+    SET search_path TO ''
+    AS $_$
+declare
+  v_item_id uuid;
+begin
+  -- One statement: what looks at new items after the insert must already see where they come from.
+  with posted as (
+    insert into public.agent_inbox_items (tenant_id, agent_id, agent_slug, event_type, task_id, summary, context, dedup_key)
+    values (p_origin.tenant_id, p_recipient_id, p_recipient_slug, p_event_type::public.inbox_event_type,
+            (select task.id from public.tasks as task
+              where task.tenant_id = p_origin.tenant_id
+                and task.id = substring(p_context ->> 'task_id' from '^[0-9a-fA-F]{8}(?:-[0-9a-fA-F]{4}){3}-[0-9a-fA-F]{12}$')::uuid),
+            p_summary, p_context, 'handoff:' || gen_random_uuid()::text)
+    returning id
+  )
+  insert into public.inbox_item_origins (item_id, tenant_id, wake_id, from_agent_id, chain_depth, request_key, content_key)
+  select posted.id, p_origin.tenant_id, p_origin.wake_id, p_origin.from_agent_id, p_origin.chain_depth, p_origin.request_key, p_origin.content_key
+    from posted
+  returning item_id into v_item_id;
+  return v_item_id;
+end
+$_$;
+
+COMMENT ON FUNCTION dispatcher.insert_post(p_origin public.inbox_item_origins, p_recipient_id uuid, p_recipient_slug text, p_event_type text, p_summary text, p_context jsonb) IS 'Writes the item of a post with its origin; answers its id.';
 
 CREATE FUNCTION dispatcher.is_in_budget_scope(p_scope text, p_scope_id text, p_agent_id text, p_department_id text, p_workflow_type text) RETURNS boolean
     LANGUAGE sql IMMUTABLE
@@ -1728,7 +1877,7 @@ CREATE FUNCTION dispatcher.known_time(p_at timestamp with time zone) RETURNS tim
 
 COMMENT ON FUNCTION dispatcher.known_time(p_at timestamp with time zone) IS 'A time of a row as it is shown; NULL for one that no clock has shown yet.';
 
-CREATE FUNCTION dispatcher.lease_busy_inbox_item(p_agent_id uuid, p_lease_seconds integer, p_lease_token uuid, p_wake_id uuid) RETURNS void
+CREATE FUNCTION dispatcher.lease_busy_inbox_item(p_tenant_id uuid, p_agent_id uuid, p_lease_seconds integer, p_lease_token uuid, p_wake_id uuid) RETURNS void
     LANGUAGE plpgsql
     SET search_path TO ''
     AS $$
@@ -1737,7 +1886,7 @@ declare
   v_item_id uuid;
 begin
   select due.id into v_item_id from dispatcher.inbox_due as due
-   where due.agent_id = p_agent_id and due.due_at <= clock_timestamp()
+   where due.tenant_id = p_tenant_id and due.agent_id = p_agent_id and due.due_at <= clock_timestamp()
    order by due.created_at, due.id
    limit 1;
   if v_item_id is not null then
@@ -1751,7 +1900,39 @@ exception when lock_not_available then
 end
 $$;
 
-COMMENT ON FUNCTION dispatcher.lease_busy_inbox_item(p_agent_id uuid, p_lease_seconds integer, p_lease_token uuid, p_wake_id uuid) IS 'Leases the agent''s oldest due item although another session has it locked, if that session lets go of it within a second.';
+COMMENT ON FUNCTION dispatcher.lease_busy_inbox_item(p_tenant_id uuid, p_agent_id uuid, p_lease_seconds integer, p_lease_token uuid, p_wake_id uuid) IS 'Leases the agent''s oldest due item although another session has it locked, if that session lets go of it within a second.';
+
+CREATE FUNCTION dispatcher.lease_due_items(p_tenant_id uuid, p_agent_id uuid, p_wanted integer, p_lease_seconds integer, p_lease_token uuid, p_wake_id uuid) RETURNS jsonb
+    LANGUAGE plpgsql
+    SET search_path TO ''
+    AS $$
+declare
+  v_wanted integer := p_wanted;
+  v_item_id uuid;
+  v_items jsonb;
+begin
+  for v_item_id in
+    select due.id from dispatcher.inbox_due as due
+     where due.tenant_id = p_tenant_id and due.agent_id = p_agent_id and due.due_at <= clock_timestamp()
+     order by due.created_at, due.id
+     limit 200 -- lets the planner walk the index instead of sorting the backlog; far more than others can hold locked
+  loop
+    if dispatcher.lease_one_inbox_item(v_item_id, p_lease_seconds, p_lease_token, p_wake_id) then
+      v_wanted := v_wanted - 1;
+    end if;
+    exit when v_wanted = 0;
+  end loop;
+  v_items := dispatcher.inbox_items_of_lease(p_agent_id, p_lease_token);
+  if jsonb_array_length(v_items) = 0 then
+    -- An agent must not be told that its inbox is empty because a daemon stamps its item at this moment.
+    perform dispatcher.lease_busy_inbox_item(p_tenant_id, p_agent_id, p_lease_seconds, p_lease_token, p_wake_id);
+    v_items := dispatcher.inbox_items_of_lease(p_agent_id, p_lease_token);
+  end if;
+  return v_items;
+end
+$$;
+
+COMMENT ON FUNCTION dispatcher.lease_due_items(p_tenant_id uuid, p_agent_id uuid, p_wanted integer, p_lease_seconds integer, p_lease_token uuid, p_wake_id uuid) IS 'Leases up to p_wanted due items of an agent, oldest first, in the wake p_wake_id; answers what the token holds then.';
 
 CREATE FUNCTION dispatcher.lease_one_inbox_item(p_item_id uuid, p_lease_seconds integer, p_lease_token uuid, p_wake_id uuid) RETURNS boolean
     LANGUAGE plpgsql
@@ -1884,7 +2065,7 @@ $$;
 
 COMMENT ON FUNCTION dispatcher.lock_gateway(p_instance_id uuid) IS 'Locks the gateway of an instance, which makes its cap exact, and answers who claims with which settings. The only wait of a claim, bounded by lock_timeout; raises OD001 for an unknown instance.';
 
-CREATE FUNCTION dispatcher.lock_inbox_lease(p_item_id uuid, p_lease_token uuid, p_outcomes text[]) RETURNS text
+CREATE FUNCTION dispatcher.lock_inbox_lease(p_item_id uuid, p_lease_token uuid, p_outcomes text[], p_wake_id uuid) RETURNS text
     LANGUAGE plpgsql
     SET search_path TO ''
     AS $$
@@ -1902,7 +2083,10 @@ begin
     return 'not_found';
   end if;
   select * into v_lease from public.inbox_item_leases as lease where lease.item_id = p_item_id for update;
-  if not found or v_lease.lease_token is distinct from p_lease_token then
+  if v_lease.item_id is null or p_lease_token is null or v_lease.lease_token <> p_lease_token then
+    return 'lease_lost';
+  end if;
+  if p_wake_id is not null and v_lease.wake_id is not null and v_lease.wake_id <> p_wake_id then
     return 'lease_lost';
   end if;
   if v_lease.closed_at is not null then
@@ -1916,7 +2100,7 @@ begin
 end
 $$;
 
-COMMENT ON FUNCTION dispatcher.lock_inbox_lease(p_item_id uuid, p_lease_token uuid, p_outcomes text[]) IS 'Locks an item and its lease and says whether the token still owns it: ok, already (closed by this token with one of the outcomes), lease_lost, not_found.';
+COMMENT ON FUNCTION dispatcher.lock_inbox_lease(p_item_id uuid, p_lease_token uuid, p_outcomes text[], p_wake_id uuid) IS 'Locks an item and its lease and says whether the token, in the wake p_wake_id (NULL: whichever), still owns it: ok, already (closed by this token with one of the outcomes), lease_lost, not_found.';
 
 CREATE FUNCTION dispatcher.lock_tables(VARIADIC p_tables text[]) RETURNS void
     LANGUAGE plpgsql
@@ -2678,6 +2862,31 @@ CREATE FUNCTION dispatcher.refusal(p_agent_id uuid, p_agent_slug text, p_reason 
 $$;
 
 COMMENT ON FUNCTION dispatcher.refusal(p_agent_id uuid, p_agent_slug text, p_reason text, p_retry_in double precision, p_failures integer) IS 'The answer to a refused claim: {granted: false, agent_id, agent_slug, skip_reason, retry_in (s), failures}.';
+
+CREATE FUNCTION dispatcher.refuse_post(p_sender_id uuid, p_recipient_id uuid, p_event_type text, p_context jsonb, p_request_key text, OUT code text, OUT detail text) RETURNS record
+    LANGUAGE plpgsql STABLE
+    SET search_path TO ''
+    AS $$
+begin
+  code := case when p_sender_id is null then 'unknown_agent' when p_recipient_id is null then 'unknown_recipient' end;
+  if code is not null then
+    return;
+  end if;
+  if not exists (select 1 from pg_catalog.pg_enum as label
+                  where label.enumtypid = 'public.inbox_event_type'::regtype and label.enumlabel = p_event_type) then
+    code := 'invalid';
+    detail := 'unknown event type';
+  elsif jsonb_typeof(p_context) <> 'object' or octet_length(p_context::text) > 262144 or length(p_request_key) > 500 then
+    code := 'invalid';
+    detail := 'context must be an object of at most 256 KiB, the request key at most 500 characters';
+  -- An agent that wakes itself by accident never stops: a note to itself needs the word that it is meant.
+  elsif p_sender_id = p_recipient_id and coalesce(p_context -> 'self_handoff', 'false') <> 'true' then
+    code := 'self_handoff_unmarked';
+  end if;
+end
+$$;
+
+COMMENT ON FUNCTION dispatcher.refuse_post(p_sender_id uuid, p_recipient_id uuid, p_event_type text, p_context jsonb, p_request_key text, OUT code text, OUT detail text) IS 'Why a post is refused; code NULL when it is not.';
 
 CREATE FUNCTION dispatcher.refuse_workflow_caller(p_code text, p_run public.workflow_runs, p_tenant_id uuid, p_run_id uuid, p_session text, p_claim_token uuid, p_usage jsonb) RETURNS jsonb
     LANGUAGE plpgsql
@@ -3543,6 +3752,23 @@ $$;
 
 COMMENT ON FUNCTION dispatcher.tell_dead_letters(p_agent_id uuid, p_item_ids uuid[], p_reason text) IS 'One notification for items of an agent that nobody will try again.';
 
+CREATE FUNCTION dispatcher.tell_escalation(p_item_id uuid, p_reason text) RETURNS void
+    LANGUAGE sql
+    SET search_path TO ''
+    AS $$
+  select dispatcher.notify_operator(
+           item.tenant_id, 'agent_escalation',
+           format('%s needs help: %s', agent.name, coalesce(nullif(item.summary, ''), task.title, item.event_type::text)), p_reason, item.agent_id,
+           jsonb_build_object('inbox_item_id', item.id, 'task_id', item.task_id, 'event_type', item.event_type, 'agent_slug', agent.slug),
+           case when task.id is null then 'inbox_item' else 'task' end, coalesce(task.id, item.id))
+    from public.agent_inbox_items as item
+    join public.agents as agent on agent.id = item.agent_id
+    left join public.tasks as task on task.id = item.task_id and task.tenant_id = item.tenant_id
+   where item.id = p_item_id
+$$;
+
+COMMENT ON FUNCTION dispatcher.tell_escalation(p_item_id uuid, p_reason text) IS 'The notification of an escalation; a side write.';
+
 CREATE FUNCTION dispatcher.tell_often_woken(p_sweeper dispatcher.claimant, p_limit integer) RETURNS integer
     LANGUAGE plpgsql
     SET search_path TO ''
@@ -3868,6 +4094,21 @@ end
 $$;
 
 COMMENT ON FUNCTION dispatcher.wake_has_progress(p_wake public.agent_wakes) IS 'Whether the agent itself finished an item or worked on a run in this wake, or nothing is left to do. What others closed meanwhile does not count.';
+
+CREATE FUNCTION dispatcher.wake_to_lease_in(p_agent_id uuid, p_wake_id uuid, OUT wake_id uuid, OUT is_over boolean) RETURNS record
+    LANGUAGE plpgsql
+    SET search_path TO ''
+    AS $$
+begin
+  -- Held until the lease is written: a wake that ends now ends before or after it, and then gives the items back.
+  select wake.id into wake_id from public.agent_wakes as wake
+   where wake.agent_id = p_agent_id and wake.state in ('starting', 'running')
+     for key share;
+  is_over := coalesce(wake_id <> p_wake_id, false);
+end
+$$;
+
+COMMENT ON FUNCTION dispatcher.wake_to_lease_in(p_agent_id uuid, p_wake_id uuid, OUT wake_id uuid, OUT is_over boolean) IS 'The agent''s live wake, locked, in which it leases (NULL: outside a wake). is_over: the caller belongs to p_wake_id, and another wake lives by now.';
 
 CREATE FUNCTION dispatcher.wake_worked_on_a_run(p_wake_id uuid) RETURNS boolean
     LANGUAGE sql STABLE
@@ -4308,50 +4549,28 @@ $$;
 
 COMMENT ON FUNCTION public.claim_workflow_run(p_tenant_id uuid, p_run_id uuid, p_session text, p_agent text, p_wake_id uuid) IS 'Takes a dispatched run for a session: one wins. Answers the run, its claim_token and deadline_in (s); already for the session that holds it; else not_dispatched, claimed_by_another, not_yours, finished, held, not_found. p_wake_id: the wake the session runs in.';
 
-CREATE FUNCTION public.close_inbox_item(p_item_id uuid, p_lease_token uuid, p_outcome text, p_reason text DEFAULT NULL::text) RETURNS jsonb
+CREATE FUNCTION public.close_inbox_item(p_item_id uuid, p_lease_token uuid, p_outcome text, p_reason text DEFAULT NULL::text, p_wake_id uuid DEFAULT NULL::uuid) RETURNS jsonb
     LANGUAGE plpgsql
     SET search_path TO ''
+    SET lock_timeout TO '2s'
     AS $$
 declare
-  v_code text;
-  v_now timestamptz;
-  v_status public.inbox_item_status;
+  v_code text := 'invalid';
 begin
-  if p_outcome is null or p_outcome not in ('done', 'failed', 'released') then
-    return dispatcher.inbox_close_verdict(p_item_id, 'invalid');
+  if p_outcome in ('done', 'failed', 'released') then
+    v_code := dispatcher.lock_inbox_lease(p_item_id, p_lease_token,
+                case when p_outcome = 'failed' then array['failed', 'dead_letter'] else array[p_outcome] end, p_wake_id);
   end if;
-  v_code := dispatcher.lock_inbox_lease(p_item_id, p_lease_token,
-              case when p_outcome = 'failed' then array['failed', 'dead_letter'] else array[p_outcome] end);
-  if v_code <> 'ok' then
-    return dispatcher.inbox_close_verdict(p_item_id, v_code);
+  if v_code = 'ok' then
+    perform dispatcher.close_leased_item(p_item_id, p_outcome, dispatcher.clean_inbox_reason(p_reason));
   end if;
-  v_now := clock_timestamp();
-  update public.agent_inbox_items as item
-     set status = case
-           when p_outcome = 'done' then 'done'
-           when p_outcome = 'released' then 'pending'
-           when item.attempt_count >= item.max_attempts then 'dead_letter'
-           else 'failed'
-         end::public.inbox_item_status,
-         attempt_count = case when p_outcome = 'released' then greatest(item.attempt_count - 1, 0) else item.attempt_count end,
-         leased_until = null,
-         completed_at = case when p_outcome = 'done' then v_now else item.completed_at end,
-         failed_at = case when p_outcome = 'failed' then v_now else item.failed_at end,
-         context = case when p_outcome = 'failed'
-                        then dispatcher.merge_inbox_context(item.context,
-                               jsonb_build_object('last_failure_reason', dispatcher.clean_inbox_reason(p_reason)))
-                        else item.context end,
-         updated_at = v_now
-   where item.id = p_item_id
-  returning item.status into v_status;
-  update public.inbox_item_leases as lease
-     set closed_at = v_now, outcome = case when p_outcome = 'failed' then v_status::text else p_outcome end
-   where lease.item_id = p_item_id;
-  return dispatcher.inbox_close_verdict(p_item_id, 'ok');
+  return dispatcher.inbox_close_verdict(p_item_id, v_code);
+exception when lock_not_available then
+  return dispatcher.inbox_close_verdict(p_item_id, 'busy');
 end
 $$;
 
-COMMENT ON FUNCTION public.close_inbox_item(p_item_id uuid, p_lease_token uuid, p_outcome text, p_reason text) IS 'Closes a leased item as done, failed (dead_letter without attempts left) or released (pending again, attempt given back). Needs the live lease''s token: {applied, code: ok|already|lease_lost|not_found|invalid, status, attempt, max_attempts}.';
+COMMENT ON FUNCTION public.close_inbox_item(p_item_id uuid, p_lease_token uuid, p_outcome text, p_reason text, p_wake_id uuid) IS 'Closes a leased item as done, failed (dead_letter without attempts left, which is told) or released (pending again, attempt given back). Needs the live lease''s token and, where p_wake_id is given, the wake it was taken in: {applied, code: ok|already|lease_lost|not_found|invalid|busy, status, attempt, max_attempts}.';
 
 CREATE FUNCTION public.complete_inbox_item(p_item_id uuid) RETURNS void
     LANGUAGE sql
@@ -4532,8 +4751,8 @@ CREATE FUNCTION public.dispatcher_schema() RETURNS jsonb
     SET search_path TO ''
     AS $$
   select jsonb_build_object(
-    'revision', 10,
-    'fingerprint', 'cfa206aee82c058acdc535f98018434dd3d69f0c9d69cc876abce119a98e4e64',
+    'revision', 11,
+    'fingerprint', 'd55116c809312ac3cfc8b418dc902a9f2460465017442aba3e85419e1e9f7f3a',
     'drift', coalesce(jsonb_agg(drift.kind || ' ' || drift.name || ' ' || drift.problem), '[]'))
   from (select * from dispatcher.schema_drift() limit 20) as drift
 $$;
@@ -4618,44 +4837,25 @@ $$;
 
 COMMENT ON FUNCTION public.enqueue_workflow_run(p_tenant_id uuid, p_workflow_type text, p_input jsonb, p_priority integer, p_initiator text, p_task_id text, p_agent text, p_not_before timestamp with time zone, p_request_key text) IS 'Puts a run into the queue. p_agent pins it to an agent, p_not_before keeps it back, p_request_key makes a repeat answer the same run (already).';
 
-CREATE FUNCTION public.escalate_inbox_item(p_item_id uuid, p_lease_token uuid, p_reason text) RETURNS jsonb
+CREATE FUNCTION public.escalate_inbox_item(p_item_id uuid, p_lease_token uuid, p_reason text, p_wake_id uuid DEFAULT NULL::uuid) RETURNS jsonb
     LANGUAGE plpgsql
     SET search_path TO ''
+    SET lock_timeout TO '2s'
     AS $$
 declare
-  v_code text := dispatcher.lock_inbox_lease(p_item_id, p_lease_token, array['escalated']);
-  v_reason text := dispatcher.clean_inbox_reason(p_reason);
-  v_now timestamptz := clock_timestamp();
+  v_code text;
 begin
-  if v_code <> 'ok' then
-    return dispatcher.inbox_close_verdict(p_item_id, v_code);
+  v_code := dispatcher.lock_inbox_lease(p_item_id, p_lease_token, array['escalated'], p_wake_id);
+  if v_code = 'ok' then
+    perform dispatcher.escalate_leased_item(p_item_id, dispatcher.clean_inbox_reason(p_reason));
   end if;
-  update public.agent_inbox_items as item
-     set status = 'done', completed_at = v_now, leased_until = null, updated_at = v_now,
-         context = dispatcher.merge_inbox_context(item.context, jsonb_build_object('outcome', 'escalated', 'escalation_reason', v_reason))
-   where item.id = p_item_id;
-  update public.inbox_item_leases as lease set closed_at = v_now, outcome = 'escalated' where lease.item_id = p_item_id;
-  -- A task that has ended stays ended: an escalation that comes late must not open it again.
-  update public.tasks as task
-     set status = 'blocked', updated_at = v_now
-    from public.agent_inbox_items as item
-   where item.id = p_item_id and task.id = item.task_id and task.tenant_id = item.tenant_id
-     and task.status not in ('blocked', 'done', 'cancelled');
-  insert into public.notifications (tenant_id, type, title, body, entity_type, entity_id, actor_type, actor_agent_id, meta)
-  select item.tenant_id, 'agent_escalation',
-         left(format('%s needs help: %s', agent.name, coalesce(nullif(item.summary, ''), task.title, item.event_type::text)), 300),
-         v_reason,
-         case when task.id is null then 'inbox_item' else 'task' end, coalesce(task.id, item.id), 'agent', item.agent_id,
-         jsonb_build_object('inbox_item_id', item.id, 'task_id', item.task_id, 'event_type', item.event_type, 'agent_slug', agent.slug)
-    from public.agent_inbox_items as item
-    join public.agents as agent on agent.id = item.agent_id
-    left join public.tasks as task on task.id = item.task_id and task.tenant_id = item.tenant_id
-   where item.id = p_item_id;
-  return dispatcher.inbox_close_verdict(p_item_id, 'ok');
+  return dispatcher.inbox_close_verdict(p_item_id, v_code);
+exception when lock_not_available then
+  return dispatcher.inbox_close_verdict(p_item_id, 'busy');
 end
 $$;
 
-COMMENT ON FUNCTION public.escalate_inbox_item(p_item_id uuid, p_lease_token uuid, p_reason text) IS 'Hands a leased item to a human, in one transaction: its task becomes blocked, a notification is written, the item is closed as escalated. Answers like close_inbox_item; a repeat with the same token changes nothing.';
+COMMENT ON FUNCTION public.escalate_inbox_item(p_item_id uuid, p_lease_token uuid, p_reason text, p_wake_id uuid) IS 'Hands a leased item to a human, in one transaction: its task becomes blocked, a notification is written, the item is closed as escalated. Answers like close_inbox_item; a repeat with the same token changes nothing.';
 
 CREATE FUNCTION public.expire_inbox_items(p_tenant_id uuid, p_gateway text, p_item_ids uuid[], p_reason text) RETURNS jsonb
     LANGUAGE plpgsql
@@ -4792,20 +4992,19 @@ begin
   return jsonb_build_object(
     'agent', jsonb_build_object('id', v_agent_id, 'slug', p_agent_slug),
     'actionable_count', (select count(*) from dispatcher.inbox_due as due
-                          where due.agent_id = v_agent_id and due.due_at <= clock_timestamp()),
+                          where due.tenant_id = p_tenant_id and due.agent_id = v_agent_id and due.due_at <= clock_timestamp()),
     'by_status', (select coalesce(jsonb_object_agg(counted.status, counted.amount), '{}'::jsonb)
                     from (select item.status, count(*) as amount from public.agent_inbox_items as item
-                           where item.agent_id = v_agent_id and item.status in ('pending', 'failed', 'leased')
+                           where item.tenant_id = p_tenant_id and item.agent_id = v_agent_id and item.status in ('pending', 'failed', 'leased')
                            group by item.status) as counted),
     'items', (select coalesce(jsonb_agg(listed.entry order by listed.created_at, listed.id), '[]'::jsonb)
                 from (select item.created_at, item.id, jsonb_build_object(
                                'inbox_item_id', item.id, 'event_type', item.event_type, 'summary', item.summary,
-                               'task_id', item.task_id, 'status', item.status, 'attempt', item.attempt_count,
-                               'max_attempts', item.max_attempts, 'due_at', greatest(due.due_at, due.created_at), 'leased_until', item.leased_until,
-                               'created_at', item.created_at) as entry
+                               'task_id', item.task_id, 'status', item.status, 'attempt', item.attempt_count, 'max_attempts', item.max_attempts,
+                               'due_at', greatest(due.due_at, due.created_at), 'leased_until', item.leased_until, 'created_at', item.created_at) as entry
                         from public.agent_inbox_items as item
                         left join dispatcher.inbox_due as due on due.id = item.id
-                       where item.agent_id = v_agent_id and item.status in ('pending', 'failed', 'leased')
+                       where item.tenant_id = p_tenant_id and item.agent_id = v_agent_id and item.status in ('pending', 'failed', 'leased')
                        order by item.created_at, item.id
                        limit 50) as listed));
 end
@@ -4833,18 +5032,18 @@ CREATE FUNCTION public.lease_inbox_item(p_agent_id uuid, p_lease_seconds integer
 
 COMMENT ON FUNCTION public.lease_inbox_item(p_agent_id uuid, p_lease_seconds integer) IS 'Leases the oldest item of an agent that has attempts left; spends one attempt.';
 
-CREATE FUNCTION public.lease_inbox_items(p_tenant_id uuid, p_agent_slug text, p_limit integer DEFAULT 1, p_lease_seconds integer DEFAULT 120, p_lease_token uuid DEFAULT NULL::uuid) RETURNS jsonb
+CREATE FUNCTION public.lease_inbox_items(p_tenant_id uuid, p_agent_slug text, p_limit integer DEFAULT 1, p_lease_seconds integer DEFAULT 120, p_lease_token uuid DEFAULT NULL::uuid, p_wake_id uuid DEFAULT NULL::uuid) RETURNS jsonb
     LANGUAGE plpgsql
     SET search_path TO ''
+    SET lock_timeout TO '2s'
     AS $$
 declare
   v_agent_id uuid := dispatcher.find_inbox_agent(p_tenant_id, p_agent_slug);
   v_token uuid := coalesce(p_lease_token, gen_random_uuid());
   v_seconds integer := least(greatest(coalesce(p_lease_seconds, 120), 1), 86400);
   v_wanted integer := least(greatest(coalesce(p_limit, 1), 1), 100);
+  v_wake record;
   v_items jsonb;
-  v_item_id uuid;
-  v_wake_id uuid;
 begin
   if v_agent_id is null then
     return jsonb_build_object('code', 'unknown_agent');
@@ -4853,33 +5052,19 @@ begin
   perform pg_advisory_xact_lock(hashtextextended('lease_inbox_items ' || v_token::text, 0));
   v_items := dispatcher.inbox_items_of_lease(v_agent_id, v_token);
   if jsonb_array_length(v_items) = 0 then
-    -- Held until the lease is written: a wake that ends now ends before or after it, and then gives the items back.
-    select wake.id into v_wake_id from public.agent_wakes as wake
-     where wake.agent_id = v_agent_id and wake.state in ('starting', 'running')
-       for key share;
-    for v_item_id in
-      select due.id from dispatcher.inbox_due as due
-       where due.tenant_id = p_tenant_id and due.agent_id = v_agent_id and due.due_at <= clock_timestamp()
-       order by due.created_at, due.id
-       limit 200 -- lets the planner walk the index instead of sorting the backlog; far more than others can hold locked
-    loop
-      if dispatcher.lease_one_inbox_item(v_item_id, v_seconds, v_token, v_wake_id) then
-        v_wanted := v_wanted - 1;
-      end if;
-      exit when v_wanted = 0;
-    end loop;
-    v_items := dispatcher.inbox_items_of_lease(v_agent_id, v_token);
-    if jsonb_array_length(v_items) = 0 then
-      -- An agent must not be told that its inbox is empty because a daemon stamps its item at this moment.
-      perform dispatcher.lease_busy_inbox_item(v_agent_id, v_seconds, v_token, v_wake_id);
-      v_items := dispatcher.inbox_items_of_lease(v_agent_id, v_token);
+    v_wake := dispatcher.wake_to_lease_in(v_agent_id, p_wake_id);
+    if v_wake.is_over then
+      return jsonb_build_object('code', 'wake_over');
     end if;
+    v_items := dispatcher.lease_due_items(p_tenant_id, v_agent_id, v_wanted, v_seconds, v_token, v_wake.wake_id);
   end if;
   return jsonb_build_object('agent', jsonb_build_object('id', v_agent_id, 'slug', p_agent_slug), 'items', v_items);
+exception when lock_not_available then
+  return jsonb_build_object('applied', false, 'code', 'busy');
 end
 $$;
 
-COMMENT ON FUNCTION public.lease_inbox_items(p_tenant_id uuid, p_agent_slug text, p_limit integer, p_lease_seconds integer, p_lease_token uuid) IS 'Leases up to p_limit (1-100) due items of an agent, oldest first, for p_lease_seconds (1-86400): {agent: {id, slug}, items: [...]}, or {code: unknown_agent}. The items of one call share p_lease_token; a repeat with the same token returns the same items.';
+COMMENT ON FUNCTION public.lease_inbox_items(p_tenant_id uuid, p_agent_slug text, p_limit integer, p_lease_seconds integer, p_lease_token uuid, p_wake_id uuid) IS 'Leases up to p_limit (1-100) due items of an agent, oldest first, for p_lease_seconds (1-86400): {agent: {id, slug}, items: [...]}, or {code: unknown_agent | wake_over | busy}. The items of one call share p_lease_token; a repeat with the same token returns the same items. p_wake_id: the wake the caller belongs to; wake_over when the agent has another one by now.';
 
 CREATE FUNCTION public.list_budgets(p_tenant_id uuid, p_default_usd numeric DEFAULT NULL::numeric) RETURNS jsonb
     LANGUAGE sql STABLE
@@ -5027,75 +5212,49 @@ $$;
 
 COMMENT ON FUNCTION public.poll_workflow_runs(p_tenant_id uuid, p_agent text, p_limit integer) IS 'The runs that wait to be claimed by an agent (or by any): {agent, count, runs}.';
 
-CREATE FUNCTION public.post_inbox_item(p_tenant_id uuid, p_from_agent_slug text, p_to_agent_slug text, p_event_type text, p_summary text, p_context jsonb DEFAULT '{}'::jsonb, p_request_key text DEFAULT NULL::text) RETURNS jsonb
+CREATE FUNCTION public.post_inbox_item(p_tenant_id uuid, p_from_agent_slug text, p_to_agent_slug text, p_event_type text, p_summary text, p_context jsonb DEFAULT '{}'::jsonb, p_request_key text DEFAULT NULL::text, p_post_id uuid DEFAULT NULL::uuid, p_wake_id uuid DEFAULT NULL::uuid) RETURNS jsonb
     LANGUAGE plpgsql
     SET search_path TO ''
-    AS $_$
+    SET lock_timeout TO '2s'
+    AS $$
 declare
-  v_sender_id uuid := dispatcher.find_inbox_agent(p_tenant_id, p_from_agent_slug);
   v_recipient_id uuid := dispatcher.find_inbox_agent(p_tenant_id, p_to_agent_slug);
   v_context jsonb := coalesce(p_context, '{}');
   v_summary text := left(p_summary, 2000);
   v_content text := concat_ws(chr(31), p_to_agent_slug, p_event_type, v_summary, v_context::text);
   v_now timestamptz := clock_timestamp();
+  v_refusal record;
   v_wake public.agent_wakes;
-  v_key text;
-  v_item_id uuid;
-  v_depth integer;
+  v_origin public.inbox_item_origins;
+  v_known public.inbox_item_origins;
 begin
-  if v_sender_id is null or v_recipient_id is null then
-    return jsonb_build_object('applied', false, 'code', case when v_sender_id is null then 'unknown_agent' else 'unknown_recipient' end);
+  v_origin.tenant_id := p_tenant_id;
+  v_origin.from_agent_id := dispatcher.find_inbox_agent(p_tenant_id, p_from_agent_slug);
+  v_refusal := dispatcher.refuse_post(v_origin.from_agent_id, v_recipient_id, p_event_type, v_context, p_request_key);
+  if v_refusal.code is not null then
+    return jsonb_build_object('applied', false, 'code', v_refusal.code, 'detail', v_refusal.detail);
   end if;
-  if not exists (select 1 from pg_catalog.pg_enum as label
-                  where label.enumtypid = 'public.inbox_event_type'::regtype and label.enumlabel = p_event_type) then
-    return jsonb_build_object('applied', false, 'code', 'invalid', 'detail', 'unknown event type');
+  perform pg_advisory_xact_lock(hashtextextended('post_inbox_item ' || v_origin.from_agent_id::text, 0));
+  v_wake := dispatcher.find_sender_wake(v_origin.from_agent_id, p_wake_id);
+  v_origin.wake_id := v_wake.id;
+  v_origin.request_key := dispatcher.inbox_request_key(p_request_key, p_post_id);
+  if coalesce(p_request_key, '') = '' then  -- a request with a name is known by that name alone
+    v_origin.content_key := dispatcher.inbox_content_key(v_wake.id, v_content, v_now);
   end if;
-  if jsonb_typeof(v_context) <> 'object' or octet_length(v_context::text) > 262144 or length(p_request_key) > 500 then
-    return jsonb_build_object('applied', false, 'code', 'invalid',
-                              'detail', 'context must be an object of at most 256 KiB, the request key at most 500 characters');
+  v_known := dispatcher.find_posted_item(p_tenant_id, v_origin.from_agent_id, v_origin.request_key, array[
+    v_origin.content_key, case when v_origin.content_key is not null then dispatcher.inbox_content_key(v_wake.id, v_content, v_now - interval '10 minutes') end]);
+  if v_known.item_id is not null then
+    return jsonb_build_object('applied', true, 'code', 'already', 'inbox_item_id', v_known.item_id, 'chain_depth', v_known.chain_depth);
   end if;
-  -- An agent that wakes itself by accident never stops: a note to itself needs the word that it is meant.
-  if v_sender_id = v_recipient_id and coalesce(v_context -> 'self_handoff', 'false') <> 'true' then
-    return jsonb_build_object('applied', false, 'code', 'self_handoff_unmarked');
-  end if;
-
-  perform pg_advisory_xact_lock(hashtextextended('post_inbox_item ' || v_sender_id::text, 0));
-  v_wake := dispatcher.find_sender_wake(v_sender_id);
-  v_key := dispatcher.inbox_post_key(p_request_key, v_wake.id, v_content, v_now);
-  select origin.item_id, origin.chain_depth into v_item_id, v_depth
-    from public.inbox_item_origins as origin
-   where origin.tenant_id = p_tenant_id and origin.from_agent_id = v_sender_id
-     and origin.request_key in (v_key, dispatcher.inbox_post_key(p_request_key, v_wake.id, v_content, v_now - interval '10 minutes'))
-   order by origin.created_at
-   limit 1;
-  if found then
-    return jsonb_build_object('applied', true, 'code', 'already', 'inbox_item_id', v_item_id, 'chain_depth', v_depth);
-  end if;
-
-  -- Also deeper than what this wake has leased since its claim: agents that run side by side can pass work to and fro as well.
-  v_depth := coalesce(greatest(v_wake.chain_depth, (select max(origin.chain_depth) from public.inbox_item_leases as lease
-                                                      join public.inbox_item_origins as origin on origin.item_id = lease.item_id
-                                                     where lease.wake_id = v_wake.id)) + 1, 0);
-  -- One statement: what looks at new items after the insert must already see where they come from.
-  with posted as (
-    insert into public.agent_inbox_items (tenant_id, agent_id, agent_slug, event_type, task_id, summary, context, dedup_key)
-    values (p_tenant_id, v_recipient_id, p_to_agent_slug, p_event_type::public.inbox_event_type,
-            (select task.id from public.tasks as task
-              where task.tenant_id = p_tenant_id
-                and task.id = substring(v_context ->> 'task_id' from '^[0-9a-fA-F]{8}(?:-[0-9a-fA-F]{4}){3}-[0-9a-fA-F]{12}$')::uuid),
-            v_summary,
-            v_context || jsonb_build_object('from_agent', p_from_agent_slug),
-            'handoff:' || gen_random_uuid()::text)
-    returning id
-  )
-  insert into public.inbox_item_origins (item_id, tenant_id, wake_id, from_agent_id, chain_depth, request_key)
-  select posted.id, p_tenant_id, v_wake.id, v_sender_id, v_depth, v_key from posted
-  returning item_id into v_item_id;
-  return jsonb_build_object('applied', true, 'code', 'ok', 'inbox_item_id', v_item_id, 'chain_depth', v_depth);
+  v_origin.chain_depth := dispatcher.depth_of_post(v_wake);
+  return jsonb_build_object('applied', true, 'code', 'ok', 'chain_depth', v_origin.chain_depth, 'inbox_item_id', dispatcher.insert_post(
+    v_origin, v_recipient_id, p_to_agent_slug, p_event_type, v_summary, v_context || jsonb_build_object('from_agent', p_from_agent_slug)));
+exception when lock_not_available then
+  return jsonb_build_object('applied', false, 'code', 'busy');
 end
-$_$;
+$$;
 
-COMMENT ON FUNCTION public.post_inbox_item(p_tenant_id uuid, p_from_agent_slug text, p_to_agent_slug text, p_event_type text, p_summary text, p_context jsonb, p_request_key text) IS 'An agent hands work to an agent: {applied, code: ok|already|unknown_agent|unknown_recipient|self_handoff_unmarked|invalid, inbox_item_id, chain_depth}. Records the sender and its wake. A repeat with the same p_request_key, or the same content within one wake, is the same item. To itself only with context.self_handoff = true.';
+COMMENT ON FUNCTION public.post_inbox_item(p_tenant_id uuid, p_from_agent_slug text, p_to_agent_slug text, p_event_type text, p_summary text, p_context jsonb, p_request_key text, p_post_id uuid, p_wake_id uuid) IS 'An agent hands work to an agent: {applied, code: ok|already|unknown_agent|unknown_recipient|self_handoff_unmarked|invalid|busy, inbox_item_id, chain_depth}. Records the sender and its wake (p_wake_id: the one the caller knows it runs in). already: p_request_key or p_post_id (one run of the caller''s script) has made that item before, or the same content from the same wake waits open. To itself only with context.self_handoff = true.';
 
 CREATE FUNCTION public.register_dispatcher_instance(p_tenant_id uuid, p_gateway text, p_identity jsonb, p_settings jsonb) RETURNS jsonb
     LANGUAGE plpgsql
@@ -5625,24 +5784,6 @@ CREATE FUNCTION public.workflow_stats(p_tenant_id uuid) RETURNS jsonb
 $$;
 
 COMMENT ON FUNCTION public.workflow_stats(p_tenant_id uuid) IS 'Runs by status and by type with their routes and the budgets that held them at the last tick, runs without a route, the last day, notifications, and the last tick.';
-
-CREATE TABLE public.inbox_item_origins (
-    item_id uuid NOT NULL,
-    tenant_id uuid NOT NULL,
-    wake_id uuid,
-    from_agent_id uuid,
-    chain_depth integer DEFAULT 0 NOT NULL,
-    request_key text,
-    content_key text,
-    created_at timestamp with time zone DEFAULT now() NOT NULL,
-    CONSTRAINT inbox_item_origins_chain_depth_check CHECK ((chain_depth >= 0))
-);
-
-COMMENT ON TABLE public.inbox_item_origins IS 'Where an item came from when an agent posted it: the wake, the sender, and how long the chain of wakes has grown.';
-
-COMMENT ON COLUMN public.inbox_item_origins.request_key IS 'What names one request of a sender, ever: key:… as the caller chose it, else call:… of one run of its script.';
-
-COMMENT ON COLUMN public.inbox_item_origins.content_key IS 'Sender''s wake and content: the same post again is the same item while that is open.';
 
 CREATE VIEW dispatcher.inbox_due WITH (security_invoker='true') AS
  SELECT item.id,
@@ -6786,6 +6927,9 @@ GRANT ALL ON FUNCTION dispatcher.audit_workflow_action(p_tenant_id uuid, p_actor
 REVOKE ALL ON FUNCTION dispatcher.base_objects() FROM PUBLIC;
 GRANT ALL ON FUNCTION dispatcher.base_objects() TO service_role;
 
+REVOKE ALL ON FUNCTION dispatcher.block_task_of_item(p_item_id uuid, p_at timestamp with time zone) FROM PUBLIC;
+GRANT ALL ON FUNCTION dispatcher.block_task_of_item(p_item_id uuid, p_at timestamp with time zone) TO service_role;
+
 REVOKE ALL ON FUNCTION dispatcher.book_lost_claim_usage(p_tenant_id uuid, p_run_id uuid, p_session text, p_claim_token uuid, p_usage jsonb) FROM PUBLIC;
 GRANT ALL ON FUNCTION dispatcher.book_lost_claim_usage(p_tenant_id uuid, p_run_id uuid, p_session text, p_claim_token uuid, p_usage jsonb) TO service_role;
 
@@ -6840,6 +6984,9 @@ GRANT ALL ON FUNCTION dispatcher.claimed_agent_ids(p_claims jsonb) TO service_ro
 REVOKE ALL ON FUNCTION dispatcher.clean_inbox_reason(p_reason text) FROM PUBLIC;
 GRANT ALL ON FUNCTION dispatcher.clean_inbox_reason(p_reason text) TO service_role;
 
+REVOKE ALL ON FUNCTION dispatcher.close_leased_item(p_item_id uuid, p_outcome text, p_reason text) FROM PUBLIC;
+GRANT ALL ON FUNCTION dispatcher.close_leased_item(p_item_id uuid, p_outcome text, p_reason text) TO service_role;
+
 REVOKE ALL ON FUNCTION dispatcher.complete_workflow_row(p_run public.workflow_runs) FROM PUBLIC;
 GRANT ALL ON FUNCTION dispatcher.complete_workflow_row(p_run public.workflow_runs) TO service_role;
 
@@ -6851,6 +6998,9 @@ GRANT SELECT ON TABLE public.agent_wakes TO authenticated;
 
 REVOKE ALL ON FUNCTION dispatcher.dead_letters_of_wake(p_wake public.agent_wakes, p_known uuid[]) FROM PUBLIC;
 GRANT ALL ON FUNCTION dispatcher.dead_letters_of_wake(p_wake public.agent_wakes, p_known uuid[]) TO service_role;
+
+REVOKE ALL ON FUNCTION dispatcher.depth_of_post(p_wake public.agent_wakes) FROM PUBLIC;
+GRANT ALL ON FUNCTION dispatcher.depth_of_post(p_wake public.agent_wakes) TO service_role;
 
 REVOKE ALL ON FUNCTION dispatcher.dispatch_queued_runs(p_tenant_id uuid, p_settings jsonb, p_estimates jsonb, p_budgets jsonb) FROM PUBLIC;
 GRANT ALL ON FUNCTION dispatcher.dispatch_queued_runs(p_tenant_id uuid, p_settings jsonb, p_estimates jsonb, p_budgets jsonb) TO service_role;
@@ -6876,6 +7026,9 @@ GRANT ALL ON FUNCTION dispatcher.enforce_budgets(p_tenant_id uuid, p_budgets jso
 REVOKE ALL ON FUNCTION dispatcher.ensure_type(p_name text, p_attributes text) FROM PUBLIC;
 GRANT ALL ON FUNCTION dispatcher.ensure_type(p_name text, p_attributes text) TO service_role;
 
+REVOKE ALL ON FUNCTION dispatcher.escalate_leased_item(p_item_id uuid, p_reason text) FROM PUBLIC;
+GRANT ALL ON FUNCTION dispatcher.escalate_leased_item(p_item_id uuid, p_reason text) TO service_role;
+
 REVOKE ALL ON FUNCTION dispatcher.evaluate_budgets(p_tenant_id uuid, p_estimates jsonb, p_now timestamp with time zone) FROM PUBLIC;
 GRANT ALL ON FUNCTION dispatcher.evaluate_budgets(p_tenant_id uuid, p_estimates jsonb, p_now timestamp with time zone) TO service_role;
 
@@ -6897,8 +7050,14 @@ GRANT ALL ON FUNCTION dispatcher.find_gateway(p_tenant_id uuid, p_gateway text) 
 REVOKE ALL ON FUNCTION dispatcher.find_inbox_agent(p_tenant_id uuid, p_agent_slug text) FROM PUBLIC;
 GRANT ALL ON FUNCTION dispatcher.find_inbox_agent(p_tenant_id uuid, p_agent_slug text) TO service_role;
 
-REVOKE ALL ON FUNCTION dispatcher.find_sender_wake(p_agent_id uuid) FROM PUBLIC;
-GRANT ALL ON FUNCTION dispatcher.find_sender_wake(p_agent_id uuid) TO service_role;
+GRANT ALL ON TABLE public.inbox_item_origins TO service_role;
+GRANT SELECT ON TABLE public.inbox_item_origins TO authenticated;
+
+REVOKE ALL ON FUNCTION dispatcher.find_posted_item(p_tenant_id uuid, p_sender_id uuid, p_request_key text, p_content_keys text[]) FROM PUBLIC;
+GRANT ALL ON FUNCTION dispatcher.find_posted_item(p_tenant_id uuid, p_sender_id uuid, p_request_key text, p_content_keys text[]) TO service_role;
+
+REVOKE ALL ON FUNCTION dispatcher.find_sender_wake(p_agent_id uuid, p_wake_id uuid) FROM PUBLIC;
+GRANT ALL ON FUNCTION dispatcher.find_sender_wake(p_agent_id uuid, p_wake_id uuid) TO service_role;
 
 REVOKE ALL ON FUNCTION dispatcher.finish_workflow_run(p_tenant_id uuid, p_run_id uuid, p_session text, p_claim_token uuid, p_status text, p_output jsonb, p_error text, p_usage jsonb) FROM PUBLIC;
 GRANT ALL ON FUNCTION dispatcher.finish_workflow_run(p_tenant_id uuid, p_run_id uuid, p_session text, p_claim_token uuid, p_status text, p_output jsonb, p_error text, p_usage jsonb) TO service_role;
@@ -6951,14 +7110,20 @@ GRANT ALL ON FUNCTION dispatcher.hint_workflow_update() TO service_role;
 REVOKE ALL ON FUNCTION dispatcher.inbox_close_verdict(p_item_id uuid, p_code text) FROM PUBLIC;
 GRANT ALL ON FUNCTION dispatcher.inbox_close_verdict(p_item_id uuid, p_code text) TO service_role;
 
+REVOKE ALL ON FUNCTION dispatcher.inbox_content_key(p_wake_id uuid, p_content text, p_at timestamp with time zone) FROM PUBLIC;
+GRANT ALL ON FUNCTION dispatcher.inbox_content_key(p_wake_id uuid, p_content text, p_at timestamp with time zone) TO service_role;
+
 REVOKE ALL ON FUNCTION dispatcher.inbox_items_of_lease(p_agent_id uuid, p_lease_token uuid) FROM PUBLIC;
 GRANT ALL ON FUNCTION dispatcher.inbox_items_of_lease(p_agent_id uuid, p_lease_token uuid) TO service_role;
 
-REVOKE ALL ON FUNCTION dispatcher.inbox_post_key(p_request_key text, p_wake_id uuid, p_content text, p_at timestamp with time zone) FROM PUBLIC;
-GRANT ALL ON FUNCTION dispatcher.inbox_post_key(p_request_key text, p_wake_id uuid, p_content text, p_at timestamp with time zone) TO service_role;
+REVOKE ALL ON FUNCTION dispatcher.inbox_request_key(p_request_key text, p_post_id uuid) FROM PUBLIC;
+GRANT ALL ON FUNCTION dispatcher.inbox_request_key(p_request_key text, p_post_id uuid) TO service_role;
 
 REVOKE ALL ON FUNCTION dispatcher.inbox_retry_delay(p_attempt integer) FROM PUBLIC;
 GRANT ALL ON FUNCTION dispatcher.inbox_retry_delay(p_attempt integer) TO service_role;
+
+REVOKE ALL ON FUNCTION dispatcher.insert_post(p_origin public.inbox_item_origins, p_recipient_id uuid, p_recipient_slug text, p_event_type text, p_summary text, p_context jsonb) FROM PUBLIC;
+GRANT ALL ON FUNCTION dispatcher.insert_post(p_origin public.inbox_item_origins, p_recipient_id uuid, p_recipient_slug text, p_event_type text, p_summary text, p_context jsonb) TO service_role;
 
 REVOKE ALL ON FUNCTION dispatcher.is_in_budget_scope(p_scope text, p_scope_id text, p_agent_id text, p_department_id text, p_workflow_type text) FROM PUBLIC;
 GRANT ALL ON FUNCTION dispatcher.is_in_budget_scope(p_scope text, p_scope_id text, p_agent_id text, p_department_id text, p_workflow_type text) TO service_role;
@@ -6990,8 +7155,11 @@ GRANT ALL ON FUNCTION dispatcher.keep_settings(p_instance_id uuid, p_tenant_id u
 REVOKE ALL ON FUNCTION dispatcher.known_time(p_at timestamp with time zone) FROM PUBLIC;
 GRANT ALL ON FUNCTION dispatcher.known_time(p_at timestamp with time zone) TO service_role;
 
-REVOKE ALL ON FUNCTION dispatcher.lease_busy_inbox_item(p_agent_id uuid, p_lease_seconds integer, p_lease_token uuid, p_wake_id uuid) FROM PUBLIC;
-GRANT ALL ON FUNCTION dispatcher.lease_busy_inbox_item(p_agent_id uuid, p_lease_seconds integer, p_lease_token uuid, p_wake_id uuid) TO service_role;
+REVOKE ALL ON FUNCTION dispatcher.lease_busy_inbox_item(p_tenant_id uuid, p_agent_id uuid, p_lease_seconds integer, p_lease_token uuid, p_wake_id uuid) FROM PUBLIC;
+GRANT ALL ON FUNCTION dispatcher.lease_busy_inbox_item(p_tenant_id uuid, p_agent_id uuid, p_lease_seconds integer, p_lease_token uuid, p_wake_id uuid) TO service_role;
+
+REVOKE ALL ON FUNCTION dispatcher.lease_due_items(p_tenant_id uuid, p_agent_id uuid, p_wanted integer, p_lease_seconds integer, p_lease_token uuid, p_wake_id uuid) FROM PUBLIC;
+GRANT ALL ON FUNCTION dispatcher.lease_due_items(p_tenant_id uuid, p_agent_id uuid, p_wanted integer, p_lease_seconds integer, p_lease_token uuid, p_wake_id uuid) TO service_role;
 
 REVOKE ALL ON FUNCTION dispatcher.lease_one_inbox_item(p_item_id uuid, p_lease_seconds integer, p_lease_token uuid, p_wake_id uuid) FROM PUBLIC;
 GRANT ALL ON FUNCTION dispatcher.lease_one_inbox_item(p_item_id uuid, p_lease_seconds integer, p_lease_token uuid, p_wake_id uuid) TO service_role;
@@ -7011,8 +7179,8 @@ GRANT ALL ON FUNCTION dispatcher.lock_agent(p_claimant dispatcher.claimant, p_ag
 REVOKE ALL ON FUNCTION dispatcher.lock_gateway(p_instance_id uuid) FROM PUBLIC;
 GRANT ALL ON FUNCTION dispatcher.lock_gateway(p_instance_id uuid) TO service_role;
 
-REVOKE ALL ON FUNCTION dispatcher.lock_inbox_lease(p_item_id uuid, p_lease_token uuid, p_outcomes text[]) FROM PUBLIC;
-GRANT ALL ON FUNCTION dispatcher.lock_inbox_lease(p_item_id uuid, p_lease_token uuid, p_outcomes text[]) TO service_role;
+REVOKE ALL ON FUNCTION dispatcher.lock_inbox_lease(p_item_id uuid, p_lease_token uuid, p_outcomes text[], p_wake_id uuid) FROM PUBLIC;
+GRANT ALL ON FUNCTION dispatcher.lock_inbox_lease(p_item_id uuid, p_lease_token uuid, p_outcomes text[], p_wake_id uuid) TO service_role;
 
 REVOKE ALL ON FUNCTION dispatcher.lock_tables(VARIADIC p_tables text[]) FROM PUBLIC;
 GRANT ALL ON FUNCTION dispatcher.lock_tables(VARIADIC p_tables text[]) TO service_role;
@@ -7125,6 +7293,9 @@ GRANT ALL ON FUNCTION dispatcher.record_workflow_transition() TO service_role;
 REVOKE ALL ON FUNCTION dispatcher.refusal(p_agent_id uuid, p_agent_slug text, p_reason text, p_retry_in double precision, p_failures integer) FROM PUBLIC;
 GRANT ALL ON FUNCTION dispatcher.refusal(p_agent_id uuid, p_agent_slug text, p_reason text, p_retry_in double precision, p_failures integer) TO service_role;
 
+REVOKE ALL ON FUNCTION dispatcher.refuse_post(p_sender_id uuid, p_recipient_id uuid, p_event_type text, p_context jsonb, p_request_key text, OUT code text, OUT detail text) FROM PUBLIC;
+GRANT ALL ON FUNCTION dispatcher.refuse_post(p_sender_id uuid, p_recipient_id uuid, p_event_type text, p_context jsonb, p_request_key text, OUT code text, OUT detail text) TO service_role;
+
 REVOKE ALL ON FUNCTION dispatcher.refuse_workflow_caller(p_code text, p_run public.workflow_runs, p_tenant_id uuid, p_run_id uuid, p_session text, p_claim_token uuid, p_usage jsonb) FROM PUBLIC;
 GRANT ALL ON FUNCTION dispatcher.refuse_workflow_caller(p_code text, p_run public.workflow_runs, p_tenant_id uuid, p_run_id uuid, p_session text, p_claim_token uuid, p_usage jsonb) TO service_role;
 
@@ -7236,6 +7407,9 @@ GRANT ALL ON FUNCTION dispatcher.tell_chain(p_sweeper dispatcher.claimant, p_age
 REVOKE ALL ON FUNCTION dispatcher.tell_dead_letters(p_agent_id uuid, p_item_ids uuid[], p_reason text) FROM PUBLIC;
 GRANT ALL ON FUNCTION dispatcher.tell_dead_letters(p_agent_id uuid, p_item_ids uuid[], p_reason text) TO service_role;
 
+REVOKE ALL ON FUNCTION dispatcher.tell_escalation(p_item_id uuid, p_reason text) FROM PUBLIC;
+GRANT ALL ON FUNCTION dispatcher.tell_escalation(p_item_id uuid, p_reason text) TO service_role;
+
 REVOKE ALL ON FUNCTION dispatcher.tell_often_woken(p_sweeper dispatcher.claimant, p_limit integer) FROM PUBLIC;
 GRANT ALL ON FUNCTION dispatcher.tell_often_woken(p_sweeper dispatcher.claimant, p_limit integer) TO service_role;
 
@@ -7277,6 +7451,9 @@ GRANT ALL ON FUNCTION dispatcher.wake_grant(p_wake public.agent_wakes) TO servic
 
 REVOKE ALL ON FUNCTION dispatcher.wake_has_progress(p_wake public.agent_wakes) FROM PUBLIC;
 GRANT ALL ON FUNCTION dispatcher.wake_has_progress(p_wake public.agent_wakes) TO service_role;
+
+REVOKE ALL ON FUNCTION dispatcher.wake_to_lease_in(p_agent_id uuid, p_wake_id uuid, OUT wake_id uuid, OUT is_over boolean) FROM PUBLIC;
+GRANT ALL ON FUNCTION dispatcher.wake_to_lease_in(p_agent_id uuid, p_wake_id uuid, OUT wake_id uuid, OUT is_over boolean) TO service_role;
 
 REVOKE ALL ON FUNCTION dispatcher.wake_worked_on_a_run(p_wake_id uuid) FROM PUBLIC;
 GRANT ALL ON FUNCTION dispatcher.wake_worked_on_a_run(p_wake_id uuid) TO service_role;
@@ -7341,8 +7518,8 @@ GRANT ALL ON FUNCTION public.claim_workflow_notifications(p_instance_id uuid, p_
 REVOKE ALL ON FUNCTION public.claim_workflow_run(p_tenant_id uuid, p_run_id uuid, p_session text, p_agent text, p_wake_id uuid) FROM PUBLIC;
 GRANT ALL ON FUNCTION public.claim_workflow_run(p_tenant_id uuid, p_run_id uuid, p_session text, p_agent text, p_wake_id uuid) TO service_role;
 
-REVOKE ALL ON FUNCTION public.close_inbox_item(p_item_id uuid, p_lease_token uuid, p_outcome text, p_reason text) FROM PUBLIC;
-GRANT ALL ON FUNCTION public.close_inbox_item(p_item_id uuid, p_lease_token uuid, p_outcome text, p_reason text) TO service_role;
+REVOKE ALL ON FUNCTION public.close_inbox_item(p_item_id uuid, p_lease_token uuid, p_outcome text, p_reason text, p_wake_id uuid) FROM PUBLIC;
+GRANT ALL ON FUNCTION public.close_inbox_item(p_item_id uuid, p_lease_token uuid, p_outcome text, p_reason text, p_wake_id uuid) TO service_role;
 
 REVOKE ALL ON FUNCTION public.complete_inbox_item(p_item_id uuid) FROM PUBLIC;
 GRANT ALL ON FUNCTION public.complete_inbox_item(p_item_id uuid) TO service_role;
@@ -7372,8 +7549,8 @@ GRANT ALL ON FUNCTION public.dispatcher_status(p_tenant_id uuid, p_gateway text,
 REVOKE ALL ON FUNCTION public.enqueue_workflow_run(p_tenant_id uuid, p_workflow_type text, p_input jsonb, p_priority integer, p_initiator text, p_task_id text, p_agent text, p_not_before timestamp with time zone, p_request_key text) FROM PUBLIC;
 GRANT ALL ON FUNCTION public.enqueue_workflow_run(p_tenant_id uuid, p_workflow_type text, p_input jsonb, p_priority integer, p_initiator text, p_task_id text, p_agent text, p_not_before timestamp with time zone, p_request_key text) TO service_role;
 
-REVOKE ALL ON FUNCTION public.escalate_inbox_item(p_item_id uuid, p_lease_token uuid, p_reason text) FROM PUBLIC;
-GRANT ALL ON FUNCTION public.escalate_inbox_item(p_item_id uuid, p_lease_token uuid, p_reason text) TO service_role;
+REVOKE ALL ON FUNCTION public.escalate_inbox_item(p_item_id uuid, p_lease_token uuid, p_reason text, p_wake_id uuid) FROM PUBLIC;
+GRANT ALL ON FUNCTION public.escalate_inbox_item(p_item_id uuid, p_lease_token uuid, p_reason text, p_wake_id uuid) TO service_role;
 
 REVOKE ALL ON FUNCTION public.expire_inbox_items(p_tenant_id uuid, p_gateway text, p_item_ids uuid[], p_reason text) FROM PUBLIC;
 GRANT ALL ON FUNCTION public.expire_inbox_items(p_tenant_id uuid, p_gateway text, p_item_ids uuid[], p_reason text) TO service_role;
@@ -7399,8 +7576,8 @@ GRANT ALL ON FUNCTION public.inbox_overview(p_tenant_id uuid, p_agent_slug text)
 REVOKE ALL ON FUNCTION public.lease_inbox_item(p_agent_id uuid, p_lease_seconds integer) FROM PUBLIC;
 GRANT ALL ON FUNCTION public.lease_inbox_item(p_agent_id uuid, p_lease_seconds integer) TO service_role;
 
-REVOKE ALL ON FUNCTION public.lease_inbox_items(p_tenant_id uuid, p_agent_slug text, p_limit integer, p_lease_seconds integer, p_lease_token uuid) FROM PUBLIC;
-GRANT ALL ON FUNCTION public.lease_inbox_items(p_tenant_id uuid, p_agent_slug text, p_limit integer, p_lease_seconds integer, p_lease_token uuid) TO service_role;
+REVOKE ALL ON FUNCTION public.lease_inbox_items(p_tenant_id uuid, p_agent_slug text, p_limit integer, p_lease_seconds integer, p_lease_token uuid, p_wake_id uuid) FROM PUBLIC;
+GRANT ALL ON FUNCTION public.lease_inbox_items(p_tenant_id uuid, p_agent_slug text, p_limit integer, p_lease_seconds integer, p_lease_token uuid, p_wake_id uuid) TO service_role;
 
 REVOKE ALL ON FUNCTION public.list_budgets(p_tenant_id uuid, p_default_usd numeric) FROM PUBLIC;
 GRANT ALL ON FUNCTION public.list_budgets(p_tenant_id uuid, p_default_usd numeric) TO service_role;
@@ -7423,8 +7600,8 @@ GRANT ALL ON FUNCTION public.note_sweep(p_instance_id uuid, p_sweep jsonb) TO se
 REVOKE ALL ON FUNCTION public.poll_workflow_runs(p_tenant_id uuid, p_agent text, p_limit integer) FROM PUBLIC;
 GRANT ALL ON FUNCTION public.poll_workflow_runs(p_tenant_id uuid, p_agent text, p_limit integer) TO service_role;
 
-REVOKE ALL ON FUNCTION public.post_inbox_item(p_tenant_id uuid, p_from_agent_slug text, p_to_agent_slug text, p_event_type text, p_summary text, p_context jsonb, p_request_key text) FROM PUBLIC;
-GRANT ALL ON FUNCTION public.post_inbox_item(p_tenant_id uuid, p_from_agent_slug text, p_to_agent_slug text, p_event_type text, p_summary text, p_context jsonb, p_request_key text) TO service_role;
+REVOKE ALL ON FUNCTION public.post_inbox_item(p_tenant_id uuid, p_from_agent_slug text, p_to_agent_slug text, p_event_type text, p_summary text, p_context jsonb, p_request_key text, p_post_id uuid, p_wake_id uuid) FROM PUBLIC;
+GRANT ALL ON FUNCTION public.post_inbox_item(p_tenant_id uuid, p_from_agent_slug text, p_to_agent_slug text, p_event_type text, p_summary text, p_context jsonb, p_request_key text, p_post_id uuid, p_wake_id uuid) TO service_role;
 
 REVOKE ALL ON FUNCTION public.register_dispatcher_instance(p_tenant_id uuid, p_gateway text, p_identity jsonb, p_settings jsonb) FROM PUBLIC;
 GRANT ALL ON FUNCTION public.register_dispatcher_instance(p_tenant_id uuid, p_gateway text, p_identity jsonb, p_settings jsonb) TO service_role;
@@ -7473,9 +7650,6 @@ GRANT ALL ON FUNCTION public.sweep_inbox(p_instance_id uuid, p_phase text, p_cur
 
 REVOKE ALL ON FUNCTION public.workflow_stats(p_tenant_id uuid) FROM PUBLIC;
 GRANT ALL ON FUNCTION public.workflow_stats(p_tenant_id uuid) TO service_role;
-
-GRANT ALL ON TABLE public.inbox_item_origins TO service_role;
-GRANT SELECT ON TABLE public.inbox_item_origins TO authenticated;
 
 GRANT SELECT ON TABLE dispatcher.inbox_due TO service_role;
 

@@ -2,5 +2,5 @@
 
 from typing import Final
 
-REVISION: Final = 10
-FINGERPRINT: Final = "cfa206aee82c058acdc535f98018434dd3d69f0c9d69cc876abce119a98e4e64"
+REVISION: Final = 11
+FINGERPRINT: Final = "d55116c809312ac3cfc8b418dc902a9f2460465017442aba3e85419e1e9f7f3a"

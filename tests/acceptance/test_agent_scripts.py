@@ -254,6 +254,61 @@ def test_ff43_an_agent_overtaken_by_another_cannot_finish_its_item(either: Agent
     assert either.ok("hq_inbox_done", item_id, "--lease-token", new["lease_token"])["status"] == "done"
 
 
+def test_c25_an_old_attempt_never_acts_with_the_token_of_a_later_one(either: Agent) -> None:
+    item_id = either.item()
+    first, second = ({"DISPATCHER_WAKE_ID": str(uuid.uuid4())} for _ in range(2))
+    either.leased(**first)
+    either.end_lease(item_id)
+    assert either.leased(**second)["attempt"] == 2
+    held = either.row(item_id)
+    for script, *reason in (("hq_inbox_done",), ("hq_inbox_fail",), ("hq_escalate", "why")):
+        assert either.answer(3, script, item_id, *reason, **first)["code"] == "lease_lost"
+    third = {"DISPATCHER_WAKE_ID": str(uuid.uuid4())}
+    assert either.answer(3, "hq_inbox_done", item_id, **third)["code"] == "no_lease"
+    assert either.row(item_id) == held
+    assert either.ok("hq_inbox_done", item_id, **second)["repeated"] is False
+    assert either.answer(3, "hq_inbox_done", item_id, **first)["code"] == "lease_lost"
+
+
+def test_c25_where_no_wake_is_known_a_second_lease_needs_its_token(either: Agent) -> None:
+    item_id = either.item()
+    either.leased()
+    either.end_lease(item_id)
+    printed = either.ok("hq_inbox_process")
+    assert "--lease-token LEASE_TOKEN" in printed["instructions"]
+    held = either.row(item_id)
+    refused = either.answer(3, "hq_inbox_done", item_id)
+    assert (refused["code"], "--lease-token" in refused["error"]) == ("no_lease", True)
+    assert either.row(item_id) == held
+    token = printed["items"][0]["lease_token"]
+    assert either.ok("hq_inbox_done", item_id, "--lease-token", token)["status"] == "done"
+    assert either.answer(3, "hq_inbox_done", item_id)["code"] == "no_lease"
+
+
+def test_c25_an_attempt_that_another_wake_replaced_takes_nothing(agent: Agent) -> None:
+    agent.item()
+    gateway = agent.database.value("select gateway_id from public.agents where id = %s", (agent.id,))
+    agent.seed.insert(
+        "agent_wakes", tenant_id=agent.seed.tenant_id, agent_id=agent.id, gateway_id=gateway, path="event",
+        deadline_at="2099-01-01",
+    )  # fmt: skip
+    refused = agent.answer(3, "hq_inbox_process", DISPATCHER_WAKE_ID=str(uuid.uuid4()))
+    assert (refused["code"], refused["agent"]) == ("wake_over", agent.slug)
+    wrong = agent.run("hq_inbox_process", DISPATCHER_WAKE_ID="7")
+    assert (wrong.returncode, "DISPATCHER_WAKE_ID must be a uuid" in wrong.stderr) == (2, True)
+
+
+def test_c2_an_item_somebody_holds_is_asked_for_again_and_then_named(agent: Agent) -> None:
+    item_id = agent.item()
+    agent.leased("--lease-seconds", "600")
+    holder = agent.database.connect(autocommit=False)
+    holder.execute("select from public.agent_inbox_items where id = %s for update", (item_id,))
+    refused = agent.answer(1, "hq_inbox_done", item_id)
+    assert (refused["code"], "nothing was changed" in refused["error"]) == ("busy", True)
+    holder.rollback()
+    assert agent.ok("hq_inbox_done", item_id)["repeated"] is False
+
+
 def test_an_item_that_was_never_leased_here_is_left_alone(agent: Agent) -> None:
     item_id = agent.item()
     assert agent.answer(3, "hq_inbox_done", item_id)["code"] == "no_lease"
@@ -512,7 +567,9 @@ def test_tokens_are_kept_for_the_owner_alone(agent: Agent) -> None:
     item_id = agent.item()
     token = agent.leased()["lease_token"]
     assert stat.S_IMODE(agent.state_file.stat().st_mode) == 0o600
-    assert json.loads(agent.state_file.read_text())["tokens"] == {item_id: token}
+    assert json.loads(agent.state_file.read_text())["leases"] == [
+        {"item": item_id, "token": token, "wake": None, "closed": False}
+    ]
     assert sorted(path.name for path in agent.state_file.parent.iterdir()) == [
         f"leases-{agent.slug}.json", f"leases-{agent.slug}.lock",
     ]  # fmt: skip
@@ -535,7 +592,7 @@ def test_without_a_place_for_tokens_the_agent_is_told_to_pass_them(agent: Agent)
     assert agent.ok("hq_inbox_done", item_id, "--lease-token", token)["status"] == "done"
 
 
-@pytest.mark.parametrize("damage", ["", "{", "[]", '{"tokens": [1]}', "\x00\xff"])
+@pytest.mark.parametrize("damage", ["", "{", "[]", '{"leases": [1]}', "\x00\xff"])
 def test_a_damaged_token_file_is_replaced(agent: Agent, damage: str) -> None:
     item_id = agent.item()
     agent.state_file.parent.mkdir(parents=True)
@@ -611,6 +668,19 @@ def test_ff68_a_post_whose_answer_was_lost_is_one_item_however_often_it_is_tried
     assert different["inbox_item_id"] != again["inbox_item_id"]
     count = "select count(*) from public.agent_inbox_items where agent_id = %s"
     assert agent.database.value(count, (other_id,)) == 2
+
+
+def test_c26_the_same_post_after_the_recipient_closed_it_is_a_new_item(either: Agent) -> None:
+    other = f"other-{either.slug}"
+    either.seed.agent(other)
+    post = ("hq_inbox_post", "--to", other, "--summary", "the daily report")
+    first = either.ok(*post)
+    either.leased(AGENT_SLUG=other)
+    assert either.ok(*post)["repeated"] is True
+    either.ok("hq_inbox_done", first["inbox_item_id"], AGENT_SLUG=other)
+    again = either.ok(*post)
+    assert (again["repeated"], again["inbox_item_id"] != first["inbox_item_id"]) == (False, True)
+    assert either.row(again["inbox_item_id"])["status"] == "pending"
 
 
 def test_ff68_a_request_key_names_the_post(agent: Agent) -> None:

@@ -19,11 +19,21 @@ ITEM_KEYS = {
     "attempt", "leased_until", "lease_token", "context",
 }  # fmt: skip
 FUNCTIONS = [
-    "merge_inbox_context", "clean_inbox_reason", "find_inbox_agent", "lock_inbox_lease",
-    "inbox_close_verdict", "lease_one_inbox_item", "inbox_items_of_lease", "lease_inbox_items",
-    "close_inbox_item", "escalate_inbox_item", "inbox_overview", "find_sender_wake", "inbox_post_key",
-    "post_inbox_item",
-]  # fmt: skip
+    "merge_inbox_context",
+    "clean_inbox_reason",
+    "find_inbox_agent",
+    "lock_inbox_lease",
+    "inbox_close_verdict",
+    "lease_one_inbox_item",
+    "inbox_items_of_lease",
+    "lease_due_items",
+    "close_leased_item",
+    "escalate_leased_item",
+    "find_sender_wake",
+    "find_posted_item",
+    "insert_post",
+]
+CALLED = ["lease_inbox_items", "close_inbox_item", "escalate_inbox_item", "inbox_overview", "post_inbox_item"]
 
 
 class Inbox:
@@ -472,7 +482,7 @@ def test_a_post_that_cannot_be_is_refused_with_its_reason(own: Inbox, arguments:
 
 
 def test_ff54_a_note_to_oneself_needs_the_word_that_it_is_meant(own: Inbox) -> None:
-    assert own.post(to="ada") == {"applied": False, "code": "self_handoff_unmarked"}
+    assert own.post(to="ada") == {"applied": False, "code": "self_handoff_unmarked", "detail": None}
     assert own.post(to="ada", p_context={"self_handoff": "true"})["code"] == "self_handoff_unmarked"
     assert own.database.value("select count(*) from public.agent_inbox_items") == 0
     assert own.post(to="ada", p_context={"self_handoff": True})["code"] == "ok"
@@ -496,7 +506,7 @@ def test_ff54_a_chain_of_wakes_grows_with_every_post(own: Inbox, dispatcher: Cal
         item_id = uuid.UUID(answer["inbox_item_id"])
 
 
-def test_ff54_a_post_right_after_the_wake_still_belongs_to_it_but_not_a_minute_later(
+def test_ff54_c27_a_post_belongs_to_the_wake_its_script_knows_for_a_day(
     own: Inbox, dispatcher: Callable[..., Dispatcher]
 ) -> None:
     own.seed.agent("bob")
@@ -504,9 +514,32 @@ def test_ff54_a_post_right_after_the_wake_still_belongs_to_it_but_not_a_minute_l
     grant = daemon.claim(own.agent_id, own.seed.item())
     daemon.started(grant)
     daemon.ended(grant)
-    assert own.post(p_summary="at once")["chain_depth"] == 1
-    own.database.execute("update public.agent_wakes set ended_at = ended_at - interval '61 seconds'")
-    assert own.post(p_summary="later")["chain_depth"] == 0
+    wake = {"p_wake_id": uuid.UUID(grant["wake_id"])}
+    depths = []
+    for age in ("1 second", "61 seconds", "11 minutes", "23 hours", "25 hours"):
+        own.database.execute("update public.agent_wakes set ended_at = clock_timestamp() - %s::interval", (age,))
+        known, unknown = own.post(p_summary=f"known {age}", **wake), own.post(p_summary=f"unknown {age}")
+        depths.append((age, known["chain_depth"], unknown["chain_depth"]))
+    assert depths == [
+        ("1 second", 1, 1), ("61 seconds", 1, 1), ("11 minutes", 1, 0), ("23 hours", 1, 0), ("25 hours", 0, 0),
+    ]  # fmt: skip
+
+
+def test_c27_a_late_post_counts_from_its_own_wake_although_another_one_lives(
+    own: Inbox, dispatcher: Callable[..., Dispatcher]
+) -> None:
+    own.seed.agent("bob")
+    daemon = dispatcher()
+    first = daemon.claim(own.agent_id, own.seed.item())
+    own.database.execute("update public.agent_wakes set chain_depth = 4")
+    daemon.started(first)
+    daemon.ended(first)
+    second = daemon.claim(own.agent_id, path="command")
+    assert second["granted"], second
+    assert own.post(p_wake_id=uuid.UUID(first["wake_id"]))["chain_depth"] == 5
+    assert own.post(p_summary="x", p_wake_id=uuid.UUID(second["wake_id"]))["chain_depth"] == 1
+    # Another agent's wake is none of the sender's.
+    assert own.post(sender="bob", to="ada", p_wake_id=uuid.UUID(first["wake_id"]))["chain_depth"] == 0
 
 
 def test_ff54_a_note_to_oneself_is_no_new_context_for_a_failing_agent(
@@ -547,17 +580,51 @@ def test_ff68_outside_a_wake_the_same_post_is_one_item_for_some_minutes(own: Inb
     first = own.post()
     assert own.post() == first | {"code": "already"}
     assert own.post(sender="bob", to="ada")["code"] == "ok"
-    key = own.call(
-        "dispatcher.inbox_post_key", p_request_key=None, p_wake_id=None, p_content="c", p_at="2026-11-30 12:00:00Z"
-    )
-    assert key.startswith("content:")
-    same = own.call(
-        "dispatcher.inbox_post_key", p_request_key="", p_wake_id=None, p_content="c", p_at="2026-11-30 12:09:59Z"
-    )
-    later = own.call(
-        "dispatcher.inbox_post_key", p_request_key=None, p_wake_id=None, p_content="c", p_at="2026-11-30 12:10:00Z"
-    )
-    assert (same == key, later == key) == (True, False)
+
+    def key(at: str) -> str:
+        return str(own.call("dispatcher.inbox_content_key", p_wake_id=None, p_content="c", p_at=at))
+
+    same, later = key("2026-11-30 12:09:59Z"), key("2026-11-30 12:10:00Z")
+    assert (same == key("2026-11-30 12:00:00Z"), later == same) == (True, False)
+
+
+@pytest.mark.parametrize(
+    ("columns", "swallowed"),
+    [
+        ("status = 'pending'", True),
+        ("status = 'leased', attempt_count = 3, leased_until = now() + interval '1 minute'", True),
+        ("status = 'failed', attempt_count = 1, failed_at = now()", True),
+        ("status = 'failed', attempt_count = 3, failed_at = now()", False),
+        ("status = 'done', completed_at = now()", False),
+        ("status = 'dead_letter', failed_at = now()", False),
+    ],
+)
+def test_c26_an_item_swallows_the_same_post_while_it_is_open_and_not_afterwards(
+    own: Inbox, columns: str, swallowed: bool
+) -> None:
+    own.seed.agent("bob")
+    first = own.post(p_post_id=uuid.uuid4())
+    own.database.execute(f"update public.agent_inbox_items set {columns} where id = %s", (first["inbox_item_id"],))
+    again = own.post(p_post_id=uuid.uuid4())
+    assert (again["inbox_item_id"] == first["inbox_item_id"], again["code"] == "already") == (swallowed, swallowed)
+    assert own.row(again["inbox_item_id"])["status"] != "done"
+
+
+def test_c26_the_same_call_again_gets_its_own_answer_whatever_became_of_the_item(own: Inbox) -> None:
+    own.seed.agent("bob")
+    call = {"p_post_id": uuid.uuid4()}
+    first = own.post(**call)
+    own.close(own.leased(slug="bob"), "done")
+    assert own.post(**call) == first | {"code": "already"}
+    assert own.post(sender="bob", to="ada", **call)["code"] == "ok"  # an id of another sender's is another call
+    assert own.post(p_post_id=uuid.uuid4())["code"] == "ok"
+
+
+def test_c26_a_request_key_keeps_its_meaning_after_the_item_was_closed(own: Inbox) -> None:
+    own.seed.agent("bob")
+    first = own.post(p_request_key="report-7", p_post_id=uuid.uuid4())
+    own.close(own.leased(slug="bob"), "done")
+    assert own.post(p_request_key="report-7", p_post_id=uuid.uuid4()) == first | {"code": "already"}
 
 
 def test_ff68_a_request_key_is_one_item_per_sender_whatever_the_wake(own: Inbox) -> None:
@@ -566,6 +633,119 @@ def test_ff68_a_request_key_is_one_item_per_sender_whatever_the_wake(own: Inbox)
     assert own.post(p_request_key="report-7", p_summary="again") == first | {"code": "already"}
     assert own.post(sender="bob", to="ada", p_request_key="report-7")["code"] == "ok"
     assert own.database.value("select count(*) from public.agent_inbox_items") == 2
+
+
+def test_c24_text_of_an_agent_is_no_state(own: Inbox) -> None:
+    """Once `agent_stalled` in the reason meant that the dispatcher had set the item aside: it came again at once."""
+    item_id = own.seed.item()
+    own.close(own.leased(), "failed", "agent_stalled")
+    assert own.row(item_id)["context"]["last_failure_reason"] == "agent_stalled"
+    assert own.lease()["items"] == []
+    own.database.execute("update public.agent_inbox_items set failed_at = failed_at - interval '31 s'")
+    assert own.leased()["attempt"] == 2
+
+
+def test_c25_a_token_is_bound_to_the_wake_it_was_taken_in(own: Inbox, dispatcher: Callable[..., Dispatcher]) -> None:
+    daemon = dispatcher()
+    grant = daemon.claim(own.agent_id, own.seed.item())
+    item = own.leased(p_wake_id=uuid.UUID(grant["wake_id"]))
+    before = own.row(item["inbox_item_id"])
+    assert own.close(item, "done", p_wake_id=uuid.uuid4())["code"] == "lease_lost"
+    refused = own.call(
+        "escalate_inbox_item", p_item_id=uuid.UUID(item["inbox_item_id"]), p_lease_token=uuid.UUID(item["lease_token"]),
+        p_reason="x", p_wake_id=uuid.uuid4(),
+    )  # fmt: skip
+    assert refused["code"] == "lease_lost"
+    assert own.row(item["inbox_item_id"]) == before
+    assert own.close(item, "done", p_wake_id=uuid.UUID(grant["wake_id"]))["code"] == "ok"
+
+
+def test_c25_an_attempt_whose_agent_has_another_wake_by_now_leases_nothing(
+    own: Inbox, dispatcher: Callable[..., Dispatcher]
+) -> None:
+    daemon = dispatcher()
+    own.seed.items("ada", 2)
+    first = daemon.claim(own.agent_id)
+    daemon.started(first)
+    daemon.ended(first, "lost", None)
+    old = {"p_wake_id": uuid.UUID(first["wake_id"])}
+    second = daemon.claim(own.agent_id, path="command")
+    assert second["granted"], second
+    assert own.lease(**old) == {"code": "wake_over"}
+    item = own.leased(p_wake_id=uuid.UUID(second["wake_id"]))
+    assert str(own.lease_row(item["inbox_item_id"])["wake_id"]) == second["wake_id"]
+    daemon.started(second)
+    daemon.ended(second)
+    # Nobody else works for the agent: a chat may go on under the name of its last wake.
+    own.database.execute("update public.agent_inbox_items set status = 'pending', attempt_count = 0")
+    assert own.lease_row(own.leased(**old)["inbox_item_id"])["wake_id"] is None
+
+
+def test_c22_a_dead_letter_of_an_agent_is_told(inbox: Inbox) -> None:
+    item_id = inbox.seed.item(attempt_count=2)
+    inbox.close(inbox.leased(), "failed", "broken for good")
+    [note] = inbox.database.rows("select * from public.notifications where type = 'dead_letter'")
+    assert note["meta"]["item_ids"] == [str(item_id)]
+    assert "broken for good" in note["body"]
+
+
+@pytest.mark.own_database
+def test_c10_a_notification_that_cannot_be_written_stops_no_close(own: Inbox) -> None:
+    own.database.execute(
+        "create function public.refuse() returns trigger language plpgsql as"
+        " $$ begin raise exception 'pg_net is off'; end $$;"
+        " create trigger refuse before insert on public.notifications for each row execute function public.refuse()"
+    )
+    spent, task = own.seed.item(attempt_count=2), own.seed.task()
+    own.close(own.leased(), "failed", "why")
+    own.seed.item(task_id=task)
+    assert own.escalate(own.leased())["code"] == "ok"
+    assert own.row(spent)["status"] == "dead_letter"
+    assert own.database.value("select status from public.tasks where id = %s", (task,)) == "blocked"
+    faults = own.database.rows("select side_write from public.dispatcher_faults order by id")
+    assert [fault["side_write"] for fault in faults] == ["notification dead_letter", "notification agent_escalation"]
+
+
+def test_c2_a_row_somebody_holds_is_busy_after_a_moment_and_nothing_was_changed(own: Inbox) -> None:
+    own.seed.agent("bob")
+    own.seed.items("ada", 2)
+    item = own.leased()
+    own.post(p_summary="makes the lock's row")
+    before = own.database.rows("select * from public.agent_inbox_items order by id")
+    holder = own.database.connect(autocommit=False)
+    holder.execute("select from public.agent_inbox_items for update")
+    holder.execute("select from public.agents for update")
+    for answer in (own.close(item, "done"), own.escalate(item), own.post(p_summary="other")):
+        assert (answer["applied"], answer["code"]) == (False, "busy")
+    assert own.lease()["items"] == []
+    holder.rollback()
+    assert own.database.rows("select * from public.agent_inbox_items order by id") == before
+    assert own.close(item, "done")["code"] == "ok"
+
+
+NOTHING = [
+    ("lease_inbox_items", {"p_tenant_id": None, "p_agent_slug": None}, "unknown_agent"),
+    ("inbox_overview", {"p_tenant_id": None, "p_agent_slug": None}, "unknown_agent"),
+    ("close_inbox_item", {"p_item_id": None, "p_lease_token": None, "p_outcome": None}, "invalid"),
+    ("close_inbox_item", {"p_item_id": None, "p_lease_token": None, "p_outcome": "done"}, "not_found"),
+    ("escalate_inbox_item", {"p_item_id": None, "p_lease_token": None, "p_reason": None}, "not_found"),
+    (
+        "post_inbox_item",
+        {
+            "p_tenant_id": None,
+            "p_from_agent_slug": None,
+            "p_to_agent_slug": None,
+            "p_event_type": None,
+            "p_summary": None,
+        },
+        "unknown_agent",
+    ),
+]
+
+
+@pytest.mark.parametrize(("function", "arguments", "code"), NOTHING)
+def test_c12_null_is_refused_by_name(own: Inbox, function: str, arguments: dict[str, Any], code: str) -> None:
+    assert own.call(function, **arguments)["code"] == code
 
 
 @pytest.fixture(params=["anon", "authenticated"])
@@ -582,14 +762,15 @@ def test_ff27_only_the_service_role_may_call_them(own: Inbox, stranger: Connecti
         " has_function_privilege('service_role', oid, 'execute') as served,"
         " obj_description(oid, 'pg_proc') as comment"
         " from pg_proc where pronamespace::regnamespace::text in ('public', 'dispatcher') and proname = any (%s)",
-        (FUNCTIONS,),
+        (FUNCTIONS + CALLED,),
     )
-    assert sorted(right["proname"] for right in rights) == sorted(FUNCTIONS)  # one signature per name
+    assert sorted(right["proname"] for right in rights) == sorted(FUNCTIONS + CALLED)  # one signature per name
     for right in rights:
         assert not right["open"], right
         assert right["served"], right
         assert not right["prosecdef"], right
-        assert right["proconfig"] == ['search_path=""'], right
+        bounded = ["lock_timeout=2s"] if right["proname"] in CALLED and right["proname"] != "inbox_overview" else []
+        assert right["proconfig"] == ['search_path=""', *bounded], right
         assert right["comment"], right
 
 

@@ -148,14 +148,41 @@ def test_the_newest_200_tokens_are_kept(modules: dict[str, ModuleType], tmp_path
         book.remember({f"item-{number}-{part}": f"token-{number}" for part in range(3)})
     assert book.token("item-0-0") is None
     assert book.token("item-69-2") == "token-69"
-    assert len(json.loads((tmp_path / "leases-ada.json").read_text())["tokens"]) == 200
+    assert len(json.loads((tmp_path / "leases-ada.json").read_text())["leases"]) == 200
 
 
-def test_a_new_lease_replaces_the_old_token(modules: dict[str, ModuleType], tmp_path: Path) -> None:
+def test_c25_a_lease_belongs_to_the_wake_it_was_taken_in(modules: dict[str, ModuleType], tmp_path: Path) -> None:
+    books = {wake: modules["hq_lease_book"].LeaseBook((tmp_path,), "ada", wake) for wake in ("w1", "w2", "w3", None)}
+    books["w1"].remember({"item": "first"})
+    books["w2"].remember({"item": "second"})
+    assert [books[wake].token("item") for wake in ("w1", "w2", "w3", None)] == ["first", "second", None, None]
+    books["w2"].remember({"item": "third"})
+    assert (books["w1"].token("item"), books["w2"].token("item")) == ("first", "third")
+
+
+def test_c25_without_a_wake_an_open_lease_before_another_makes_both_need_their_token(
+    modules: dict[str, ModuleType], tmp_path: Path
+) -> None:
     book = modules["hq_lease_book"].LeaseBook((tmp_path / "a", tmp_path / "b"), "ada")
-    book.remember({"item": "old"})
-    book.remember({"item": "new"})
-    assert book.token("item") == "new"
+    book.remember({"item": "first"})
+    assert (book.token("item"), book.is_shared("item")) == ("first", False)
+    book.remember({"item": "second"})
+    assert (book.token("item"), book.is_shared("item")) == (None, True)
+    book.close("second")
+    assert book.token("item") is None
+    book.close("first")
+    assert (book.token("item"), book.is_shared("item")) == ("second", False)
+    book.remember({"item": "third"})
+    assert book.token("item") == "third"
+    book.forget("third")
+    assert book.token("item") == "second"
+
+
+def test_damaged_notes_are_left_out(modules: dict[str, ModuleType], tmp_path: Path) -> None:
+    rows = [{"item": "a", "token": "t", "wake": 7}, {"item": 1, "token": "t"}, {"item": "b"}, None, "x"]
+    (tmp_path / "leases-ada.json").write_text(json.dumps({"leases": rows}))
+    book = modules["hq_lease_book"].LeaseBook((tmp_path,), "ada")
+    assert (book.token("a"), book.token("b")) == ("t", None)
 
 
 def test_a_folder_that_cannot_be_written_is_passed_over(modules: dict[str, ModuleType], tmp_path: Path) -> None:

@@ -42,8 +42,9 @@ from dispatcher.inbox.worker import ClaimTroubles, WakeWorker
 from dispatcher.instance.adoption import Adopter, Host
 from dispatcher.instance.heartbeat_file import HeartbeatFile, own_file
 from dispatcher.instance.model import Adoption, OpenWake, Registration
+from dispatcher.instance.schema import difference, refuse_older
 from dispatcher.instance.service import Heart, Pulse
-from dispatcher.instance.store import InstanceStore
+from dispatcher.instance.store import MISSING_FUNCTION, InstanceStore
 from dispatcher.logs import get_logger
 from dispatcher.runtime.group import ServiceGroup
 from dispatcher.runtime.health import STANDSTILL_SECONDS, Health
@@ -65,7 +66,6 @@ from dispatcher.workflows.store import WorkflowStore
 
 log = get_logger(__name__)
 
-MISSING_FUNCTION: Final = "PGRST202"
 WORKERS: Final = 2
 # What a stop may take beyond the grace: the ladder of the wakes, the last reports, the threads; then, with what is
 # left of the limit, the goodbye.
@@ -533,9 +533,22 @@ class Daemon:
 
     def _register_and_tell(self) -> None:
         try:
+            self._check_schema()
             self._registered.put(self._register())
         except BaseException as error:  # noqa: BLE001 - raised again by the main thread
             self._registered.put(error)
+
+    def _check_schema(self) -> None:
+        """Raises MigrationsMissing for a schema that is older; tells of any other difference, and goes on."""
+        try:
+            schema = self._instances.schema()
+        except (RestError, MalformedAnswer) as error:
+            log.warning(events.SCHEMA_DIFFERS, msg=f"The schema's revision could not be read: {error}")
+            return
+        refuse_older(schema)
+        told = difference(schema)
+        if told:
+            log.warning(events.SCHEMA_DIFFERS, msg=told, revision=schema.revision, drift=list(schema.drift))
 
     def _end_unregistered(self) -> int:
         """Told to stop before there was anything to stop; the registration may have come through all the same."""

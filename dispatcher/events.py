@@ -9,6 +9,7 @@ DAEMON_SIGNAL: Final = "daemon.signal"  # `signal` came, and what follows from i
 DAEMON_STOPPING: Final = "daemon.stopping"  # a signal came or a service ended; no new wakes
 DAEMON_STOPPED: Final = "daemon.stopped"  # everything has ended; no child is left
 DAEMON_CRASHED: Final = "daemon.crashed"  # an error nobody expected ends the daemon; please report it
+SCHEMA_DIFFERS: Final = "schema.differs"  # at the start: the database's schema is newer, or changed by hand, or unknown
 CONFIG_WAITING: Final = (
     "config.waiting"  # WAIT_FOR_CONFIG: required settings are missing, asked for again until they are there
 )

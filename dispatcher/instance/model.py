@@ -11,6 +11,20 @@ from dispatcher.runtime.metrics import BACKLOG_AGES, RUN_STATUSES
 
 
 @dataclass(frozen=True, slots=True)
+class Schema:
+    """Answer of `dispatcher_schema`. `drift`: the first objects that differ from what the migrations make."""
+
+    revision: int
+    fingerprint: str
+    drift: tuple[str, ...]
+
+    @classmethod
+    def read(cls, answer: Answer) -> Schema:
+        """Raises MalformedAnswer."""
+        return cls(answer.count("revision"), answer.text("fingerprint"), tuple(map(str, answer.list("drift"))))
+
+
+@dataclass(frozen=True, slots=True)
 class Registration:
     """Answer of `register_dispatcher_instance`."""
 

@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
-from typing import Any, Protocol
+from typing import Any, Final, Protocol
 from uuid import UUID
 
 from dispatcher.answers import Answer
-from dispatcher.errors import RegistrationRefused, UnknownGateway
-from dispatcher.instance.model import Adoption, Heartbeat, OpenWake, Registration, read_gauges
+from dispatcher.errors import MigrationsMissing, RegistrationRefused, RestError, UnknownGateway
+from dispatcher.instance.model import Adoption, Heartbeat, OpenWake, Registration, Schema, read_gauges
+
+# What PostgREST answers for a function that is not there.
+MISSING_FUNCTION: Final = "PGRST202"
 
 
 class Rpc(Protocol):
@@ -24,6 +27,18 @@ class InstanceStore:
 
     def __init__(self, rest: Rpc) -> None:
         self._rest = rest
+
+    def schema(self) -> Schema:
+        """Which schema the database has. Raises MigrationsMissing when it says nothing of it: it is older than that."""
+        try:
+            return Schema.read(self._ask("dispatcher_schema", {}))
+        except RestError as error:
+            if error.code == MISSING_FUNCTION:
+                raise MigrationsMissing(
+                    "The database lacks the dispatcher's functions, or has those of an older version: "
+                    "run `dispatcher migrate --db-url …` first."
+                ) from error
+            raise
 
     def register(
         self, tenant_id: UUID, gateway: str, identity: Mapping[str, object], settings: Mapping[str, object]

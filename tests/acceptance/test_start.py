@@ -11,9 +11,10 @@ import pytest
 from dispatcher.local.api import Api
 from dispatcher.local.keys import Keys
 from dispatcher.local.stub import StubAgent
+from dispatcher.supabase.schema_version import REVISION
 from tests.acceptance.conftest import settings_for
 from tests.support.api import running_api
-from tests.support.daemon import PROGRAM, base_environment
+from tests.support.daemon import PROGRAM, DaemonProcess, base_environment
 from tests.support.database import Database
 from tests.support.seed import Seed
 
@@ -92,6 +93,39 @@ def test_missing_migrations(
         code, output = run(tmp_path, settings_for(api, stub_agent))
     assert code == 78
     assert "dispatcher migrate" in output
+
+
+def revision_becomes(database: Database, revision: int) -> None:
+    """The database says so, as one that another version has migrated."""
+    source = database.value("select pg_get_functiondef('public.dispatcher_schema()'::regprocedure)")
+    database.execute(source.replace(f"'revision', {REVISION},", f"'revision', {revision},"))
+    database.execute("notify pgrst, 'reload schema'")
+
+
+def test_c06_a_database_of_an_earlier_version_is_refused(
+    api: Api, database: Database, seed: Seed, stub_agent: StubAgent, tmp_path: Path
+) -> None:
+    seed.gateway("oslo")
+    revision_becomes(database, REVISION - 1)
+    code, output = run(tmp_path, settings_for(api, stub_agent))
+    assert code == 78
+    assert f"revision {REVISION - 1} of the dispatcher's schema, this version needs {REVISION}" in output
+    assert "dispatcher migrate" in output
+    assert database.value("select count(*) from dispatcher_instances") == 0
+
+
+def test_c06_a_database_changed_by_hand_is_told_and_served(
+    api: Api, database: Database, seed: Seed, stub_agent: StubAgent, tmp_path: Path
+) -> None:
+    seed.agent("ada")
+    database.execute("drop index agent_inbox_items_open")
+    daemon = DaemonProcess(tmp_path / "daemon", settings_for(api, stub_agent)).ready()
+    try:
+        [line] = daemon.wait_for("schema.differs")
+        assert "index public.agent_inbox_items.agent_inbox_items_open missing" in line["msg"]
+        assert line["level"] == "warning"
+    finally:
+        assert daemon.stop() == 0
 
 
 def test_a_gateway_named_in_the_gateways_own_file(api: Api, seed: Seed, stub_agent: StubAgent, tmp_path: Path) -> None:

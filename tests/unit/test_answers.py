@@ -161,6 +161,7 @@ GOOD: dict[str, Any] = {
         "claims": [GRANT],
         "skipped": [REFUSED],
     },
+    "schema": {"revision": 1, "fingerprint": "f", "drift": ["function public.f() differs"]},
     "register": {
         "code": "ok",
         "instance_id": str(ID),

@@ -16,8 +16,10 @@ from dispatcher.app import LONGEST_GOODBYE, SHORTEST_GOODBYE, Daemon, seconds_fo
 from dispatcher.cli import run
 from dispatcher.config import Settings, load_settings
 from dispatcher.errors import ConfigurationPending, ServiceUnavailable
+from dispatcher.instance.model import Schema
 from dispatcher.instance.store import InstanceStore
 from dispatcher.runtime.signals import SignalCollector
+from dispatcher.supabase.schema_version import FINGERPRINT, REVISION
 
 
 @pytest.mark.parametrize(
@@ -48,6 +50,9 @@ class Instances(InstanceStore):
     def __init__(self, on_register: Callable[[], object]) -> None:
         self.on_register = on_register
         self.goodbyes: list[float] = []
+
+    def schema(self) -> Schema:
+        return Schema(REVISION, FINGERPRINT, ())
 
     def register(self, *_args: object) -> Any:
         self.on_register()

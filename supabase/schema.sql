@@ -59,10 +59,11 @@ CREATE TYPE dispatcher.gate_facts AS (
 	next_due timestamp with time zone,
 	is_at_chain_limit boolean,
 	cooldown_from timestamp with time zone,
-	granted_wake_id uuid
+	granted_wake_id uuid,
+	live_on_gateway integer
 );
 
-COMMENT ON TYPE dispatcher.gate_facts IS 'What the gates look at, read in one snapshot. failures: in effect, 0 when an item from outside is newer than the last end. due_item_ids: the three oldest.';
+COMMENT ON TYPE dispatcher.gate_facts IS 'What the gates look at, read in one snapshot. failures: in effect, 0 when an item from outside is newer than the last end. due_item_ids: the three oldest. live_on_gateway: what the cap counts.';
 
 CREATE TYPE public.actor_type AS ENUM (
     'human',
@@ -598,13 +599,10 @@ declare
   v_wake public.agent_wakes;
 begin
   v_agent := dispatcher.lock_agent(p_claimant, p_agent_id);
-  if v_agent.verdict = 'not_local' then
-    return dispatcher.refusal(p_agent_id, null, 'not_local', null);
+  if v_agent.verdict <> 'ok' then
+    return dispatcher.refusal(p_agent_id, v_agent.slug, v_agent.verdict, case v_agent.verdict when 'busy' then 1 end);
   end if;
-  v_state := dispatcher.lock_wake_state(p_agent_id, p_claimant.tenant_id);
-  if v_agent.verdict = 'busy' or v_state.agent_id is null then
-    return dispatcher.refusal(p_agent_id, v_agent.slug, 'busy', 1);
-  end if;
+  v_state := v_agent.state;
   v_facts := dispatcher.read_gate_facts(p_agent_id, p_claimant.settings, coalesce(p_item_ids, '{}'), p_request);
   if v_facts.granted_wake_id is not null then  -- asked before under the same request: the same grant
     select * into v_wake from public.agent_wakes where id = v_facts.granted_wake_id;
@@ -617,7 +615,7 @@ begin
     end if;
     return dispatcher.refusal(p_agent_id, v_agent.slug, v_gates.blocked[1], dispatcher.seconds_until(v_gates.retry_at), v_facts.failures);
   end if;
-  if dispatcher.live_wakes_of_gateway(p_claimant.gateway_id) >= (p_claimant.settings).max_concurrent_wakes then
+  if v_facts.live_on_gateway >= (p_claimant.settings).max_concurrent_wakes then
     perform dispatcher.join_waitlist(p_agent_id, 'waitlist', now(), v_facts.oldest_due);
     return dispatcher.refusal(p_agent_id, v_agent.slug, 'concurrency_limit', null, v_facts.failures);
   end if;
@@ -667,7 +665,8 @@ begin
        order by state.waitlisted_at, coalesce(state.waiting_since, 'infinity'), state.agent_id limit v_page
     loop
       v_seen := v_seen + 1;
-      v_answer := dispatcher.contained_claim(v_claimant, v_waiting.agent_id, v_waiting.waitlist_path, '{}', p_request);
+      v_answer := dispatcher.contained_claim(
+        v_claimant, jsonb_build_object('agent_id', v_waiting.agent_id, 'path', v_waiting.waitlist_path), p_request);
       if v_answer ->> 'skip_reason' = 'concurrency_limit' then
         return v_answers;
       end if;
@@ -689,26 +688,6 @@ end
 $$;
 
 COMMENT ON FUNCTION dispatcher.claim_waiting_wakes(p_instance_id uuid, p_limit integer, p_request uuid) IS 'Claims up to p_limit wakes from the waitlist of the instance''s gateway, longest waiting first, at most 500 looked at. One that may no longer be woken leaves the list, one that is busy keeps its place; neither hides anybody.';
-
-CREATE FUNCTION dispatcher.claimed_agent_ids(p_claims jsonb) RETURNS TABLE(agent_id uuid, path text, item_ids uuid[], place bigint)
-    LANGUAGE plpgsql STABLE
-    SET search_path TO ''
-    AS $$
-begin
-  if jsonb_typeof(p_claims) is distinct from 'array' then
-    raise exception 'p_claims must be an array of {agent_id, path, item_ids}' using errcode = 'OD002';
-  end if;
-  return query
-    select (claim.value ->> 'agent_id')::uuid, coalesce(claim.value ->> 'path', 'event'),
-           case when jsonb_typeof(claim.value -> 'item_ids') = 'array'
-                then array(select item.value::uuid from jsonb_array_elements_text(claim.value -> 'item_ids') as item where item.value is not null)
-                else '{}' end,
-           claim.ordinality
-      from jsonb_array_elements(p_claims) with ordinality as claim order by claim.ordinality;
-end
-$$;
-
-COMMENT ON FUNCTION dispatcher.claimed_agent_ids(p_claims jsonb) IS 'The claims of a call, in order; raises OD002 where they are not a list.';
 
 CREATE FUNCTION dispatcher.clean_inbox_reason(p_reason text) RETURNS text
     LANGUAGE sql IMMUTABLE PARALLEL SAFE
@@ -795,25 +774,27 @@ $$;
 
 COMMENT ON FUNCTION dispatcher.complete_workflow_row(p_run public.workflow_runs) IS 'The row with the times and keys its state implies.';
 
-CREATE FUNCTION dispatcher.contained_claim(p_claimant dispatcher.claimant, p_agent_id uuid, p_path text, p_item_ids uuid[], p_request uuid) RETURNS jsonb
+CREATE FUNCTION dispatcher.contained_claim(p_claimant dispatcher.claimant, p_claim jsonb, p_request uuid) RETURNS jsonb
     LANGUAGE plpgsql
     SET search_path TO ''
     AS $$
 declare
   v_error text;
 begin
-  return dispatcher.claim_one_wake(p_claimant, p_agent_id, p_path, p_item_ids, p_request);
+  return dispatcher.claim_one_wake(p_claimant, (p_claim ->> 'agent_id')::uuid, coalesce(p_claim ->> 'path', 'event'),
+                                   dispatcher.hinted_ids(p_claim), p_request);
 exception when lock_not_available then
-  return dispatcher.busy_agent(p_agent_id);
+  return dispatcher.busy_agent((p_claim ->> 'agent_id')::uuid);
 when others then
   if dispatcher.must_abort(sqlstate) then raise; end if;
   v_error := sqlerrm;
-  return dispatcher.refusal(p_agent_id, (select agent.slug from public.agents as agent where agent.id = p_agent_id), 'error', null)
-         || jsonb_build_object('error', left(v_error, 500), 'error_code', sqlstate);
+  return jsonb_build_object('granted', false, 'agent_id', p_claim -> 'agent_id', 'skip_reason', 'error', 'retry_in', null, 'failures', null,
+                            'error', left(v_error, 500), 'error_code', sqlstate, 'agent_slug',
+                            (select agent.slug from public.agents as agent where agent.id::text = p_claim ->> 'agent_id'));
 end
 $$;
 
-COMMENT ON FUNCTION dispatcher.contained_claim(p_claimant dispatcher.claimant, p_agent_id uuid, p_path text, p_item_ids uuid[], p_request uuid) IS 'claim_one_wake, but what raises for one agent is that agent''s answer: skip_reason error, with error and error_code.';
+COMMENT ON FUNCTION dispatcher.contained_claim(p_claimant dispatcher.claimant, p_claim jsonb, p_request uuid) IS 'claim_one_wake for a claim {agent_id, path, item_ids}, but what raises for one agent is that agent''s answer: skip_reason error, with error and error_code.';
 
 CREATE TABLE public.agent_wakes (
     id uuid DEFAULT gen_random_uuid() NOT NULL,
@@ -1666,6 +1647,20 @@ $$;
 
 COMMENT ON FUNCTION dispatcher.hint_workflow_update() IS 'After a run came back to the queue, or gave up its slot while others of its type wait: a hint to the tenant''s living daemons. Never fails the update.';
 
+CREATE FUNCTION dispatcher.hinted_ids(p_claim jsonb) RETURNS uuid[]
+    LANGUAGE plpgsql IMMUTABLE
+    SET search_path TO ''
+    AS $$
+begin
+  if jsonb_typeof(p_claim -> 'item_ids') is distinct from 'array' or p_claim -> 'item_ids' = '[]' then
+    return '{}';
+  end if;
+  return array(select item.value::uuid from jsonb_array_elements_text(p_claim -> 'item_ids') as item where item.value is not null limit 1000);
+end
+$$;
+
+COMMENT ON FUNCTION dispatcher.hinted_ids(p_claim jsonb) IS 'The items that a claim {agent_id, path, item_ids} names.';
+
 CREATE FUNCTION dispatcher.inbox_close_verdict(p_item_id uuid, p_code text) RETURNS jsonb
     LANGUAGE sql STABLE
     SET search_path TO ''
@@ -1832,12 +1827,20 @@ CREATE FUNCTION dispatcher.is_signed_in_user() RETURNS boolean
 COMMENT ON FUNCTION dispatcher.is_signed_in_user() IS 'Whether this request comes with the token of a person.';
 
 CREATE FUNCTION dispatcher.items_of_claim(p_facts dispatcher.gate_facts) RETURNS uuid[]
-    LANGUAGE sql IMMUTABLE
+    LANGUAGE plpgsql IMMUTABLE
     SET search_path TO ''
     AS $$
-  select case when cardinality(p_facts.hinted_item_ids) = 0 then p_facts.due_item_ids
-              else p_facts.hinted_item_ids || array(select head.id from unnest(p_facts.due_item_ids) with ordinality as head (id, place)
-                                                     where head.id <> all (p_facts.hinted_item_ids) order by head.place) end
+declare
+  v_items uuid[] := p_facts.hinted_item_ids;
+  v_head uuid;
+begin
+  foreach v_head in array p_facts.due_item_ids loop
+    if v_head <> all (v_items) then
+      v_items := v_items || v_head;
+    end if;
+  end loop;
+  return v_items;
+end
 $$;
 
 COMMENT ON FUNCTION dispatcher.items_of_claim(p_facts dispatcher.gate_facts) IS 'The items a wake is for: those that hints named, else the oldest; then the ones the agent will lease first.';
@@ -2014,25 +2017,64 @@ CREATE FUNCTION dispatcher.live_wakes_of_gateway(p_gateway_id uuid) RETURNS inte
 
 COMMENT ON FUNCTION dispatcher.live_wakes_of_gateway(p_gateway_id uuid) IS 'How many wakes of a gateway are alive: what the cap counts.';
 
-CREATE FUNCTION dispatcher.lock_agent(p_claimant dispatcher.claimant, p_agent_id uuid, OUT slug text, OUT verdict text) RETURNS record
+CREATE TABLE public.agent_wake_state (
+    agent_id uuid NOT NULL,
+    tenant_id uuid NOT NULL,
+    consecutive_failures integer DEFAULT 0 NOT NULL,
+    stalled_at timestamp with time zone,
+    last_wake_id uuid,
+    last_claimed_at timestamp with time zone,
+    last_ended_at timestamp with time zone,
+    last_end_state text,
+    waitlisted_at timestamp with time zone,
+    waitlist_path text,
+    waiting_since timestamp with time zone,
+    chain_notified_at timestamp with time zone,
+    often_notified_at timestamp with time zone,
+    updated_at timestamp with time zone DEFAULT now() NOT NULL,
+    CONSTRAINT agent_wake_state_consecutive_failures_check CHECK ((consecutive_failures >= 0)),
+    CONSTRAINT agent_wake_state_waiting CHECK (((waitlisted_at IS NULL) = (waitlist_path IS NULL)))
+);
+
+COMMENT ON TABLE public.agent_wake_state IS 'What the gates remember of an agent: failures in a row, stall, last wake, its place on the waitlist.';
+
+COMMENT ON COLUMN public.agent_wake_state.waiting_since IS 'created_at of the oldest item that waits; orders agents that joined the waitlist together.';
+
+COMMENT ON COLUMN public.agent_wake_state.often_notified_at IS 'When the operator was last told that the agent is woken unusually often.';
+
+CREATE FUNCTION dispatcher.lock_agent(p_claimant dispatcher.claimant, p_agent_id uuid, OUT slug text, OUT state public.agent_wake_state, OUT verdict text) RETURNS record
     LANGUAGE plpgsql
     SET search_path TO ''
     SET plan_cache_mode TO 'force_generic_plan'
     AS $$
+declare
+  v_found record;
 begin
-  select agent.slug into slug from public.agents as agent
+  select agent.slug, memory into v_found
+    from public.agents as agent join public.agent_wake_state as memory on memory.agent_id = agent.id
    where agent.id = p_agent_id and agent.gateway_id = p_claimant.gateway_id and agent.tenant_id = p_claimant.tenant_id
-     for key share skip locked;
-  verdict := 'ok';
-  if slug is null then
-    select agent.slug into slug from public.agents as agent
-     where agent.id = p_agent_id and agent.gateway_id = p_claimant.gateway_id and agent.tenant_id = p_claimant.tenant_id;
-    verdict := case when slug is null then 'not_local' else 'busy' end;
+     for key share of agent skip locked for update of memory skip locked;
+  if v_found.slug is not null then
+    slug := v_found.slug;
+    state := v_found.memory;
+    verdict := 'ok';
+    return;
+  end if;
+  select agent.slug into slug from public.agents as agent
+   where agent.id = p_agent_id and agent.gateway_id = p_claimant.gateway_id and agent.tenant_id = p_claimant.tenant_id;
+  verdict := case when slug is null then 'not_local' else 'busy' end;
+  if slug is not null and not exists (select from public.agent_wake_state where agent_id = p_agent_id) then
+    -- Its first claim: the row the gates remember it by is made, unless the agent itself is held.
+    perform from public.agents where id = p_agent_id for key share skip locked;
+    if found then
+      state := dispatcher.lock_wake_state(p_agent_id, p_claimant.tenant_id);
+      verdict := case when state.agent_id is null then 'busy' else 'ok' end;
+    end if;
   end if;
 end
 $$;
 
-COMMENT ON FUNCTION dispatcher.lock_agent(p_claimant dispatcher.claimant, p_agent_id uuid, OUT slug text, OUT verdict text) IS 'Holds the row of an agent of the claimant''s gateway against its end: verdict ok, busy (somebody holds it) or not_local. Never waits.';
+COMMENT ON FUNCTION dispatcher.lock_agent(p_claimant dispatcher.claimant, p_agent_id uuid, OUT slug text, OUT state public.agent_wake_state, OUT verdict text) IS 'Holds an agent of the claimant''s gateway against its end, and what the gates remember of it: verdict ok, busy (somebody holds one of the rows) or not_local. Never waits.';
 
 CREATE FUNCTION dispatcher.lock_gateway(p_instance_id uuid) RETURNS dispatcher.claimant
     LANGUAGE plpgsql
@@ -2040,11 +2082,10 @@ CREATE FUNCTION dispatcher.lock_gateway(p_instance_id uuid) RETURNS dispatcher.c
     SET plan_cache_mode TO 'force_generic_plan'
     AS $$
 declare
-  v_claimant dispatcher.claimant;
-  v_settings public.dispatcher_settings;
+  v_found record;
 begin
   -- The rows that a wake refers to are held along with it: the check of a foreign key then waits for nobody.
-  select settings.* into v_settings
+  select instance.id, instance.tenant_id, instance.gateway_id, settings into v_found
     from public.dispatcher_instances as instance
     join public.dispatcher_settings as settings on settings.instance_id = instance.id
     join public.dispatcher_gateways as lock on lock.gateway_id = instance.gateway_id
@@ -2052,14 +2093,11 @@ begin
     join public.tenants as tenant on tenant.id = instance.tenant_id
    where instance.id = p_instance_id
      for update of lock for key share of instance, gateway, tenant;
-  if v_settings.instance_id is null then
+  if v_found.id is null then
     perform dispatcher.running_instance(p_instance_id);
     raise exception 'the gateway of dispatcher instance % is gone', p_instance_id using errcode = 'OD001', hint = 'Register the instance again.';
   end if;
-  select instance.id, instance.tenant_id, instance.gateway_id into v_claimant.instance_id, v_claimant.tenant_id, v_claimant.gateway_id
-    from public.dispatcher_instances as instance where instance.id = p_instance_id;
-  v_claimant.settings := v_settings;
-  return v_claimant;
+  return row(v_found.id, v_found.tenant_id, v_found.gateway_id, v_found.settings)::dispatcher.claimant;
 end
 $$;
 
@@ -2151,31 +2189,6 @@ $$;
 
 COMMENT ON FUNCTION dispatcher.lock_wake(p_wake_id uuid, OUT wake public.agent_wakes, OUT verdict text) IS 'Locks what the gates remember of the agent, then the wake: verdict ok, busy (somebody holds one of them) or not_found. Never waits.';
 
-CREATE TABLE public.agent_wake_state (
-    agent_id uuid NOT NULL,
-    tenant_id uuid NOT NULL,
-    consecutive_failures integer DEFAULT 0 NOT NULL,
-    stalled_at timestamp with time zone,
-    last_wake_id uuid,
-    last_claimed_at timestamp with time zone,
-    last_ended_at timestamp with time zone,
-    last_end_state text,
-    waitlisted_at timestamp with time zone,
-    waitlist_path text,
-    waiting_since timestamp with time zone,
-    chain_notified_at timestamp with time zone,
-    often_notified_at timestamp with time zone,
-    updated_at timestamp with time zone DEFAULT now() NOT NULL,
-    CONSTRAINT agent_wake_state_consecutive_failures_check CHECK ((consecutive_failures >= 0)),
-    CONSTRAINT agent_wake_state_waiting CHECK (((waitlisted_at IS NULL) = (waitlist_path IS NULL)))
-);
-
-COMMENT ON TABLE public.agent_wake_state IS 'What the gates remember of an agent: failures in a row, stall, last wake, its place on the waitlist.';
-
-COMMENT ON COLUMN public.agent_wake_state.waiting_since IS 'created_at of the oldest item that waits; orders agents that joined the waitlist together.';
-
-COMMENT ON COLUMN public.agent_wake_state.often_notified_at IS 'When the operator was last told that the agent is woken unusually often.';
-
 CREATE FUNCTION dispatcher.lock_wake_state(p_agent_id uuid, p_tenant_id uuid) RETURNS public.agent_wake_state
     LANGUAGE plpgsql
     SET search_path TO ''
@@ -2185,7 +2198,8 @@ declare
   v_state public.agent_wake_state;
 begin
   select * into v_state from public.agent_wake_state where agent_id = p_agent_id for update skip locked;
-  if v_state.agent_id is null and not exists (select from public.agent_wake_state where agent_id = p_agent_id) then
+  if v_state.agent_id is null and p_agent_id is not null
+     and not exists (select from public.agent_wake_state where agent_id = p_agent_id) then
     insert into public.agent_wake_state (agent_id, tenant_id) values (p_agent_id, p_tenant_id) on conflict do nothing returning * into v_state;
   end if;
   return v_state;
@@ -2206,6 +2220,7 @@ CREATE FUNCTION dispatcher.look_around(p_sweeper dispatcher.claimant) RETURNS js
     SET search_path TO ''
     AS $$
 begin
+  perform dispatcher.warm_backend();
   return jsonb_build_object(
     'agents', (select coalesce(jsonb_agg(jsonb_build_object('id', id, 'slug', slug)), '[]') from public.agents where gateway_id = p_sweeper.gateway_id and tenant_id = p_sweeper.tenant_id),
     'open_wakes', dispatcher.open_wakes_of_others(p_sweeper.instance_id), 'broadcast_available', dispatcher.broadcast_hints_available(),
@@ -2764,7 +2779,9 @@ begin
               then coalesce(state.last_ended_at, state.last_claimed_at) else state.last_claimed_at end,
          case when p_request is not null
               then (select wake.id from public.agent_wakes as wake
-                     where wake.claim_request = p_request and wake.agent_id = agent.id and wake.state in ('starting', 'running')) end
+                     where wake.claim_request = p_request and wake.agent_id = agent.id and wake.state in ('starting', 'running')) end,
+         (select count(*)::integer from public.agent_wakes as wake
+           where wake.gateway_id = agent.gateway_id and wake.state in ('starting', 'running'))
     into v_facts
     from public.agents as agent
     left join public.agent_wake_state as state on state.agent_id = agent.id
@@ -3550,9 +3567,13 @@ $$;
 COMMENT ON FUNCTION dispatcher.stamp_items(p_wake public.agent_wakes, p_started_at timestamp with time zone) IS 'Stamps the items of a wake: last_wake_attempt_at when it was claimed, last_wake_success_at when its process started (p_started_at; NULL: it did not).';
 
 CREATE FUNCTION dispatcher.start_of_today() RETURNS timestamp with time zone
-    LANGUAGE sql STABLE
+    LANGUAGE plpgsql STABLE
     SET search_path TO ''
-    AS $$ select date_trunc('day', now() at time zone 'UTC') at time zone 'UTC' $$;
+    AS $$
+begin
+  return date_trunc('day', now() at time zone 'UTC') at time zone 'UTC';
+end
+$$;
 
 COMMENT ON FUNCTION dispatcher.start_of_today() IS 'When the UTC day began.';
 
@@ -3953,16 +3974,24 @@ $$;
 COMMENT ON FUNCTION dispatcher.wake_blockers(p_item_id uuid) IS 'Titles of the unresolved tasks that block the task of a task_assignment item; NULL when there are none.';
 
 CREATE FUNCTION dispatcher.wake_chain_limit(p_settings public.dispatcher_settings) RETURNS integer
-    LANGUAGE sql IMMUTABLE
+    LANGUAGE plpgsql IMMUTABLE
     SET search_path TO ''
-    AS $$ select coalesce(nullif(p_settings.max_wake_chain, 0), 2147483647) $$;
+    AS $$
+begin
+  return coalesce(nullif(p_settings.max_wake_chain, 0), 2147483647);
+end
+$$;
 
 COMMENT ON FUNCTION dispatcher.wake_chain_limit(p_settings public.dispatcher_settings) IS 'From which chain depth on an item wakes nobody; max_wake_chain = 0 means never.';
 
 CREATE FUNCTION dispatcher.wake_cooldown(p_failures integer, p_settings public.dispatcher_settings) RETURNS interval
-    LANGUAGE sql IMMUTABLE
+    LANGUAGE plpgsql IMMUTABLE
     SET search_path TO ''
-    AS $$ select make_interval(secs => least(p_settings.max_wake_cooldown, p_settings.wake_cooldown * power(2, least(p_failures, 30)))) $$;
+    AS $$
+begin
+  return make_interval(secs => least(p_settings.max_wake_cooldown, p_settings.wake_cooldown * power(2, least(p_failures, 30))));
+end
+$$;
 
 COMMENT ON FUNCTION dispatcher.wake_cooldown(p_failures integer, p_settings public.dispatcher_settings) IS 'The effective cooldown: wake_cooldown doubled per failure in a row, at most max_wake_cooldown.';
 
@@ -4045,7 +4074,7 @@ begin
            'granted', true, 'wake_id', p_wake.id, 'claim_token', p_wake.claim_token, 'agent_id', agent.id, 'agent_slug', agent.slug,
            'workspace_slug', (select workspace.slug from public.workspace where workspace.tenant_id = agent.tenant_id limit 1),
            'path', p_wake.path, 'item_ids', to_jsonb(p_wake.item_ids), 'chain_depth', p_wake.chain_depth,
-           'event_type', item.event_type, 'summary', left(item.summary, 2000), 'item_created_at', dispatcher.known_time(item.created_at),
+           'event_type', item.event_type, 'summary', left(item.summary, 2000), 'item_created_at', case when item.created_at between '1970-01-01Z' and now() + interval '1 day' then item.created_at end,
            'model_override', item.context -> 'model_override', 'thinking_override', item.context -> 'thinking_override',
            'blockers', '[]'::jsonb, 'blockers_error', null)
     into v_grant
@@ -4138,6 +4167,63 @@ CREATE FUNCTION dispatcher.wakes_without_owner(p_instance public.dispatcher_inst
 $$;
 
 COMMENT ON FUNCTION dispatcher.wakes_without_owner(p_instance public.dispatcher_instances) IS 'Live wakes of the instance''s gateway whose own instance is gone, stopped or silent: nobody watches their time, so whoever hears of them sweeps.';
+
+CREATE FUNCTION dispatcher.warm_backend() RETURNS void
+    LANGUAGE plpgsql
+    SET search_path TO ''
+    AS $$
+declare
+  v_nobody dispatcher.claimant;
+  v_facts dispatcher.gate_facts;
+begin
+  if current_setting('dispatcher.is_warm', true) = 'on' then
+    return;
+  end if;
+  -- A pool's connection that never claimed pays for it at its first claim: every table looked up, every statement planned.
+  -- So whoever is in no hurry makes one here, for nobody: no row is found, locked or written.
+  v_nobody.settings := dispatcher.typed_settings('{}');
+  perform dispatcher.contained_claim(v_nobody, '{"agent_id": "00000000-0000-0000-0000-000000000000"}', null);
+  perform dispatcher.lock_wake_state(null, null);
+  v_facts := dispatcher.read_gate_facts(null, v_nobody.settings, array['00000000-0000-0000-0000-000000000000'::uuid],
+                                        '00000000-0000-0000-0000-000000000000');
+  v_facts.due_item_ids := '{}';
+  v_facts.hinted_item_ids := '{}';
+  perform dispatcher.wake_gates(v_facts, v_nobody.settings, true);
+  perform dispatcher.wake_grant(dispatcher.write_wake(v_nobody, v_facts, 'event', null));
+  begin
+    perform dispatcher.lock_gateway('00000000-0000-0000-0000-000000000000');
+  exception when sqlstate 'OD001' then
+    null;
+  end;
+  perform dispatcher.warm_insert();
+  perform set_config('dispatcher.is_warm', 'on', false);
+exception when others then
+  if dispatcher.must_abort(sqlstate) then raise; end if;
+  perform set_config('dispatcher.is_warm', 'on', false);
+  raise warning 'a backend could not be warmed: % (%)', sqlerrm, sqlstate;
+end
+$$;
+
+COMMENT ON FUNCTION dispatcher.warm_backend() IS 'Walks the way of a claim once per connection, for nobody, so that the first real claim on it is as quick as later ones. Called by the functions nobody waits for; changes nothing.';
+
+CREATE FUNCTION dispatcher.warm_insert() RETURNS void
+    LANGUAGE plpgsql
+    SET search_path TO ''
+    AS $$
+begin
+  -- The checks of a wake's foreign keys are planned at the first insert. This one is undone at once.
+  insert into public.agent_wakes (tenant_id, agent_id, gateway_id, instance_id, path, state, ended_at, deadline_at)
+  select agent.tenant_id, agent.id, agent.gateway_id, instance.id, 'event', 'spawn_failed', now(), now()
+    from public.dispatcher_instances as instance
+    join public.agents as agent on agent.gateway_id = instance.gateway_id and agent.tenant_id = instance.tenant_id
+   limit 1 for key share of agent, instance skip locked;
+  raise exception 'undone' using errcode = 'OD003';
+exception when sqlstate 'OD003' then
+  null;
+end
+$$;
+
+COMMENT ON FUNCTION dispatcher.warm_insert() IS 'Has the foreign keys of agent_wakes checked once, and undoes it.';
 
 CREATE FUNCTION dispatcher.workflow_age_points(p_queued_at timestamp with time zone, p_now timestamp with time zone) RETURNS integer
     LANGUAGE sql IMMUTABLE
@@ -4446,19 +4532,21 @@ CREATE FUNCTION public.claim_wakes(p_instance_id uuid, p_claims jsonb, p_request
     AS $$
 declare
   v_claimant dispatcher.claimant;
-  v_claim record;
   v_answers jsonb := '[]';
 begin
+  if jsonb_typeof(p_claims) is distinct from 'array' then
+    raise exception 'p_claims must be an array of {agent_id, path, item_ids}' using errcode = 'OD002';
+  end if;
   begin
     v_claimant := dispatcher.lock_gateway(p_instance_id);
   exception when lock_not_available then
-    return (select coalesce(jsonb_agg(dispatcher.busy_agent(claim.agent_id) order by claim.place), '[]')
-              from dispatcher.claimed_agent_ids(p_claims) as claim);
+    return (select coalesce(jsonb_agg(dispatcher.busy_agent((claim.value ->> 'agent_id')::uuid) order by claim.ordinality), '[]')
+              from jsonb_array_elements(p_claims) with ordinality as claim);
   end;
   -- From here on nothing should wait; what could is cut short.
   perform set_config('lock_timeout', '100ms', true);
-  for v_claim in select * from dispatcher.claimed_agent_ids(p_claims) loop
-    v_answers := v_answers || dispatcher.contained_claim(v_claimant, v_claim.agent_id, v_claim.path, v_claim.item_ids, p_request);
+  for v_number in 0 .. jsonb_array_length(p_claims) - 1 loop
+    v_answers := v_answers || dispatcher.contained_claim(v_claimant, p_claims -> v_number, p_request);
   end loop;
   return v_answers;
 end
@@ -4751,8 +4839,8 @@ CREATE FUNCTION public.dispatcher_schema() RETURNS jsonb
     SET search_path TO ''
     AS $$
   select jsonb_build_object(
-    'revision', 11,
-    'fingerprint', 'd55116c809312ac3cfc8b418dc902a9f2460465017442aba3e85419e1e9f7f3a',
+    'revision', 14,
+    'fingerprint', 'b22f739474fe2141b1a6e93ce1d0cb98c1694858ed778cf0e2c4cced129620a7',
     'drift', coalesce(jsonb_agg(drift.kind || ' ' || drift.name || ' ' || drift.problem), '[]'))
   from (select * from dispatcher.schema_drift() limit 20) as drift
 $$;
@@ -4949,6 +5037,7 @@ begin
   -- Named, not closed: this call may be an old one that arrives late, and the instance alone knows whether a process runs.
   select jsonb_agg(dispatcher.open_wake_facts(wake) order by wake.claimed_at) into v_unattended from public.agent_wakes as wake
    where wake.instance_id = p_instance_id and wake.state in ('starting', 'running') and wake.id <> all (v_live);
+  perform dispatcher.warm_backend();
   return jsonb_build_object('renewed', v_renewed, 'broadcast_available', dispatcher.broadcast_hints_available(),
                             'fenced', coalesce(v_fenced, '[]'), 'unattended', coalesce(v_unattended, '[]'),
                             'orphaned', dispatcher.wakes_without_owner(v_instance),
@@ -5357,6 +5446,7 @@ begin
   exception when lock_not_available then
     v_claims_busy := true;
   end;
+  perform dispatcher.warm_backend();
   return jsonb_build_object('results', v_results, 'claims', v_claims, 'claims_busy', v_claims_busy);
 end
 $$;
@@ -6978,9 +7068,6 @@ GRANT ALL ON FUNCTION dispatcher.claim_one_wake(p_claimant dispatcher.claimant, 
 REVOKE ALL ON FUNCTION dispatcher.claim_waiting_wakes(p_instance_id uuid, p_limit integer, p_request uuid) FROM PUBLIC;
 GRANT ALL ON FUNCTION dispatcher.claim_waiting_wakes(p_instance_id uuid, p_limit integer, p_request uuid) TO service_role;
 
-REVOKE ALL ON FUNCTION dispatcher.claimed_agent_ids(p_claims jsonb) FROM PUBLIC;
-GRANT ALL ON FUNCTION dispatcher.claimed_agent_ids(p_claims jsonb) TO service_role;
-
 REVOKE ALL ON FUNCTION dispatcher.clean_inbox_reason(p_reason text) FROM PUBLIC;
 GRANT ALL ON FUNCTION dispatcher.clean_inbox_reason(p_reason text) TO service_role;
 
@@ -6990,8 +7077,8 @@ GRANT ALL ON FUNCTION dispatcher.close_leased_item(p_item_id uuid, p_outcome tex
 REVOKE ALL ON FUNCTION dispatcher.complete_workflow_row(p_run public.workflow_runs) FROM PUBLIC;
 GRANT ALL ON FUNCTION dispatcher.complete_workflow_row(p_run public.workflow_runs) TO service_role;
 
-REVOKE ALL ON FUNCTION dispatcher.contained_claim(p_claimant dispatcher.claimant, p_agent_id uuid, p_path text, p_item_ids uuid[], p_request uuid) FROM PUBLIC;
-GRANT ALL ON FUNCTION dispatcher.contained_claim(p_claimant dispatcher.claimant, p_agent_id uuid, p_path text, p_item_ids uuid[], p_request uuid) TO service_role;
+REVOKE ALL ON FUNCTION dispatcher.contained_claim(p_claimant dispatcher.claimant, p_claim jsonb, p_request uuid) FROM PUBLIC;
+GRANT ALL ON FUNCTION dispatcher.contained_claim(p_claimant dispatcher.claimant, p_claim jsonb, p_request uuid) TO service_role;
 
 GRANT ALL ON TABLE public.agent_wakes TO service_role;
 GRANT SELECT ON TABLE public.agent_wakes TO authenticated;
@@ -7107,6 +7194,9 @@ GRANT ALL ON FUNCTION dispatcher.hint_workflow_rules() TO service_role;
 REVOKE ALL ON FUNCTION dispatcher.hint_workflow_update() FROM PUBLIC;
 GRANT ALL ON FUNCTION dispatcher.hint_workflow_update() TO service_role;
 
+REVOKE ALL ON FUNCTION dispatcher.hinted_ids(p_claim jsonb) FROM PUBLIC;
+GRANT ALL ON FUNCTION dispatcher.hinted_ids(p_claim jsonb) TO service_role;
+
 REVOKE ALL ON FUNCTION dispatcher.inbox_close_verdict(p_item_id uuid, p_code text) FROM PUBLIC;
 GRANT ALL ON FUNCTION dispatcher.inbox_close_verdict(p_item_id uuid, p_code text) TO service_role;
 
@@ -7173,8 +7263,11 @@ GRANT ALL ON FUNCTION dispatcher.list_agent(p_sweeper dispatcher.claimant, p_age
 REVOKE ALL ON FUNCTION dispatcher.live_wakes_of_gateway(p_gateway_id uuid) FROM PUBLIC;
 GRANT ALL ON FUNCTION dispatcher.live_wakes_of_gateway(p_gateway_id uuid) TO service_role;
 
-REVOKE ALL ON FUNCTION dispatcher.lock_agent(p_claimant dispatcher.claimant, p_agent_id uuid, OUT slug text, OUT verdict text) FROM PUBLIC;
-GRANT ALL ON FUNCTION dispatcher.lock_agent(p_claimant dispatcher.claimant, p_agent_id uuid, OUT slug text, OUT verdict text) TO service_role;
+GRANT ALL ON TABLE public.agent_wake_state TO service_role;
+GRANT SELECT ON TABLE public.agent_wake_state TO authenticated;
+
+REVOKE ALL ON FUNCTION dispatcher.lock_agent(p_claimant dispatcher.claimant, p_agent_id uuid, OUT slug text, OUT state public.agent_wake_state, OUT verdict text) FROM PUBLIC;
+GRANT ALL ON FUNCTION dispatcher.lock_agent(p_claimant dispatcher.claimant, p_agent_id uuid, OUT slug text, OUT state public.agent_wake_state, OUT verdict text) TO service_role;
 
 REVOKE ALL ON FUNCTION dispatcher.lock_gateway(p_instance_id uuid) FROM PUBLIC;
 GRANT ALL ON FUNCTION dispatcher.lock_gateway(p_instance_id uuid) TO service_role;
@@ -7187,9 +7280,6 @@ GRANT ALL ON FUNCTION dispatcher.lock_tables(VARIADIC p_tables text[]) TO servic
 
 REVOKE ALL ON FUNCTION dispatcher.lock_wake(p_wake_id uuid, OUT wake public.agent_wakes, OUT verdict text) FROM PUBLIC;
 GRANT ALL ON FUNCTION dispatcher.lock_wake(p_wake_id uuid, OUT wake public.agent_wakes, OUT verdict text) TO service_role;
-
-GRANT ALL ON TABLE public.agent_wake_state TO service_role;
-GRANT SELECT ON TABLE public.agent_wake_state TO authenticated;
 
 REVOKE ALL ON FUNCTION dispatcher.lock_wake_state(p_agent_id uuid, p_tenant_id uuid) FROM PUBLIC;
 GRANT ALL ON FUNCTION dispatcher.lock_wake_state(p_agent_id uuid, p_tenant_id uuid) TO service_role;
@@ -7463,6 +7553,12 @@ GRANT ALL ON FUNCTION dispatcher.wakes_to_stop(p_instance_id uuid) TO service_ro
 
 REVOKE ALL ON FUNCTION dispatcher.wakes_without_owner(p_instance public.dispatcher_instances) FROM PUBLIC;
 GRANT ALL ON FUNCTION dispatcher.wakes_without_owner(p_instance public.dispatcher_instances) TO service_role;
+
+REVOKE ALL ON FUNCTION dispatcher.warm_backend() FROM PUBLIC;
+GRANT ALL ON FUNCTION dispatcher.warm_backend() TO service_role;
+
+REVOKE ALL ON FUNCTION dispatcher.warm_insert() FROM PUBLIC;
+GRANT ALL ON FUNCTION dispatcher.warm_insert() TO service_role;
 
 REVOKE ALL ON FUNCTION dispatcher.workflow_age_points(p_queued_at timestamp with time zone, p_now timestamp with time zone) FROM PUBLIC;
 GRANT ALL ON FUNCTION dispatcher.workflow_age_points(p_queued_at timestamp with time zone, p_now timestamp with time zone) TO service_role;

@@ -2,5 +2,5 @@
 
 from typing import Final
 
-REVISION: Final = 11
-FINGERPRINT: Final = "d55116c809312ac3cfc8b418dc902a9f2460465017442aba3e85419e1e9f7f3a"
+REVISION: Final = 14
+FINGERPRINT: Final = "b22f739474fe2141b1a6e93ce1d0cb98c1694858ed778cf0e2c4cced129620a7"

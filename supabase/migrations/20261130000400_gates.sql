@@ -6,9 +6,14 @@ set local lock_timeout = '3s';
 select dispatcher.ensure_type('gate_facts', 'agent_id uuid, agent_slug text, tenant_id uuid, agent_status text, failures integer, '
   'is_live boolean, leased_until timestamp with time zone, budget_blocks boolean, wakes_today integer, due_item_ids uuid[], '
   'hinted_item_ids uuid[], chain_depth integer, oldest_due timestamp with time zone, next_due timestamp with time zone, '
-  'is_at_chain_limit boolean, cooldown_from timestamp with time zone, granted_wake_id uuid');
+  'is_at_chain_limit boolean, cooldown_from timestamp with time zone, granted_wake_id uuid, live_on_gateway integer');
 comment on type dispatcher.gate_facts is
-  'What the gates look at, read in one snapshot. failures: in effect, 0 when an item from outside is newer than the last end. due_item_ids: the three oldest.';
+  'What the gates look at, read in one snapshot. failures: in effect, 0 when an item from outside is newer than the last end. due_item_ids: the three oldest. live_on_gateway: what the cap counts.';
+
+create or replace function dispatcher.live_wakes_of_gateway(p_gateway_id uuid) returns integer
+language sql stable set search_path = ''
+as $$ select count(*)::integer from public.agent_wakes where gateway_id = p_gateway_id and state in ('starting', 'running') $$;
+comment on function dispatcher.live_wakes_of_gateway(uuid) is 'How many wakes of a gateway are alive: what the cap counts.';
 
 create or replace function dispatcher.budget_blocks(p_agent_id uuid, p_now timestamptz) returns boolean
 language plpgsql stable set search_path = ''
@@ -35,14 +40,22 @@ comment on function dispatcher.budget_blocks(uuid, timestamptz) is
   'Whether the agent''s budget forbids a wake: exceeded with hard cutoff, in the running month, and still at or above its limit.';
 
 create or replace function dispatcher.wake_chain_limit(p_settings public.dispatcher_settings) returns integer
-language sql immutable set search_path = ''
-as $$ select coalesce(nullif(p_settings.max_wake_chain, 0), 2147483647) $$;
+language plpgsql immutable set search_path = ''
+as $$
+begin
+  return coalesce(nullif(p_settings.max_wake_chain, 0), 2147483647);
+end
+$$;
 comment on function dispatcher.wake_chain_limit(public.dispatcher_settings) is
   'From which chain depth on an item wakes nobody; max_wake_chain = 0 means never.';
 
 create or replace function dispatcher.start_of_today() returns timestamptz
-language sql stable set search_path = ''
-as $$ select date_trunc('day', now() at time zone 'UTC') at time zone 'UTC' $$;
+language plpgsql stable set search_path = ''
+as $$
+begin
+  return date_trunc('day', now() at time zone 'UTC') at time zone 'UTC';
+end
+$$;
 comment on function dispatcher.start_of_today() is 'When the UTC day began.';
 
 create or replace function dispatcher.read_gate_facts(
@@ -92,7 +105,9 @@ begin
               then coalesce(state.last_ended_at, state.last_claimed_at) else state.last_claimed_at end,
          case when p_request is not null
               then (select wake.id from public.agent_wakes as wake
-                     where wake.claim_request = p_request and wake.agent_id = agent.id and wake.state in ('starting', 'running')) end
+                     where wake.claim_request = p_request and wake.agent_id = agent.id and wake.state in ('starting', 'running')) end,
+         (select count(*)::integer from public.agent_wakes as wake
+           where wake.gateway_id = agent.gateway_id and wake.state in ('starting', 'running'))
     into v_facts
     from public.agents as agent
     left join public.agent_wake_state as state on state.agent_id = agent.id
@@ -109,8 +124,12 @@ comment on function dispatcher.read_gate_facts(uuid, public.dispatcher_settings,
   'The facts of one agent, in one statement. p_hinted: items that hints named, of which those that are due come back; p_request: the claim request whose grant, if there is one, comes back. All NULL for an unknown agent.';
 
 create or replace function dispatcher.wake_cooldown(p_failures integer, p_settings public.dispatcher_settings) returns interval
-language sql immutable set search_path = ''
-as $$ select make_interval(secs => least(p_settings.max_wake_cooldown, p_settings.wake_cooldown * power(2, least(p_failures, 30)))) $$;
+language plpgsql immutable set search_path = ''
+as $$
+begin
+  return make_interval(secs => least(p_settings.max_wake_cooldown, p_settings.wake_cooldown * power(2, least(p_failures, 30))));
+end
+$$;
 comment on function dispatcher.wake_cooldown(integer, public.dispatcher_settings) is
   'The effective cooldown: wake_cooldown doubled per failure in a row, at most max_wake_cooldown.';
 

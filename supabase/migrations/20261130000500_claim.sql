@@ -25,11 +25,10 @@ create or replace function dispatcher.lock_gateway(p_instance_id uuid) returns d
 language plpgsql volatile set search_path = '' set plan_cache_mode = force_generic_plan
 as $$
 declare
-  v_claimant dispatcher.claimant;
-  v_settings public.dispatcher_settings;
+  v_found record;
 begin
   -- The rows that a wake refers to are held along with it: the check of a foreign key then waits for nobody.
-  select settings.* into v_settings
+  select instance.id, instance.tenant_id, instance.gateway_id, settings into v_found
     from public.dispatcher_instances as instance
     join public.dispatcher_settings as settings on settings.instance_id = instance.id
     join public.dispatcher_gateways as lock on lock.gateway_id = instance.gateway_id
@@ -37,14 +36,11 @@ begin
     join public.tenants as tenant on tenant.id = instance.tenant_id
    where instance.id = p_instance_id
      for update of lock for key share of instance, gateway, tenant;
-  if v_settings.instance_id is null then
+  if v_found.id is null then
     perform dispatcher.running_instance(p_instance_id);
     raise exception 'the gateway of dispatcher instance % is gone', p_instance_id using errcode = 'OD001', hint = 'Register the instance again.';
   end if;
-  select instance.id, instance.tenant_id, instance.gateway_id into v_claimant.instance_id, v_claimant.tenant_id, v_claimant.gateway_id
-    from public.dispatcher_instances as instance where instance.id = p_instance_id;
-  v_claimant.settings := v_settings;
-  return v_claimant;
+  return row(v_found.id, v_found.tenant_id, v_found.gateway_id, v_found.settings)::dispatcher.claimant;
 end
 $$;
 comment on function dispatcher.lock_gateway(uuid) is
@@ -57,7 +53,8 @@ declare
   v_state public.agent_wake_state;
 begin
   select * into v_state from public.agent_wake_state where agent_id = p_agent_id for update skip locked;
-  if v_state.agent_id is null and not exists (select from public.agent_wake_state where agent_id = p_agent_id) then
+  if v_state.agent_id is null and p_agent_id is not null
+     and not exists (select from public.agent_wake_state where agent_id = p_agent_id) then
     insert into public.agent_wake_state (agent_id, tenant_id) values (p_agent_id, p_tenant_id) on conflict do nothing returning * into v_state;
   end if;
   return v_state;
@@ -66,23 +63,39 @@ $$;
 comment on function dispatcher.lock_wake_state(uuid, uuid) is
   'What the gates remember of an agent, locked, made where there is none; all NULL when somebody else holds it. Never waits.';
 
-create or replace function dispatcher.lock_agent(p_claimant dispatcher.claimant, p_agent_id uuid, out slug text, out verdict text)
+create or replace function dispatcher.lock_agent(
+  p_claimant dispatcher.claimant, p_agent_id uuid, out slug text, out state public.agent_wake_state, out verdict text
+)
 language plpgsql volatile set search_path = '' set plan_cache_mode = force_generic_plan
 as $$
+declare
+  v_found record;
 begin
-  select agent.slug into slug from public.agents as agent
+  select agent.slug, memory into v_found
+    from public.agents as agent join public.agent_wake_state as memory on memory.agent_id = agent.id
    where agent.id = p_agent_id and agent.gateway_id = p_claimant.gateway_id and agent.tenant_id = p_claimant.tenant_id
-     for key share skip locked;
-  verdict := 'ok';
-  if slug is null then
-    select agent.slug into slug from public.agents as agent
-     where agent.id = p_agent_id and agent.gateway_id = p_claimant.gateway_id and agent.tenant_id = p_claimant.tenant_id;
-    verdict := case when slug is null then 'not_local' else 'busy' end;
+     for key share of agent skip locked for update of memory skip locked;
+  if v_found.slug is not null then
+    slug := v_found.slug;
+    state := v_found.memory;
+    verdict := 'ok';
+    return;
+  end if;
+  select agent.slug into slug from public.agents as agent
+   where agent.id = p_agent_id and agent.gateway_id = p_claimant.gateway_id and agent.tenant_id = p_claimant.tenant_id;
+  verdict := case when slug is null then 'not_local' else 'busy' end;
+  if slug is not null and not exists (select from public.agent_wake_state where agent_id = p_agent_id) then
+    -- Its first claim: the row the gates remember it by is made, unless the agent itself is held.
+    perform from public.agents where id = p_agent_id for key share skip locked;
+    if found then
+      state := dispatcher.lock_wake_state(p_agent_id, p_claimant.tenant_id);
+      verdict := case when state.agent_id is null then 'busy' else 'ok' end;
+    end if;
   end if;
 end
 $$;
 comment on function dispatcher.lock_agent(dispatcher.claimant, uuid) is
-  'Holds the row of an agent of the claimant''s gateway against its end: verdict ok, busy (somebody holds it) or not_local. Never waits.';
+  'Holds an agent of the claimant''s gateway against its end, and what the gates remember of it: verdict ok, busy (somebody holds one of the rows) or not_local. Never waits.';
 
 create or replace function dispatcher.wake_blockers(p_item_id uuid) returns jsonb
 language plpgsql stable set search_path = ''
@@ -111,7 +124,7 @@ begin
            'granted', true, 'wake_id', p_wake.id, 'claim_token', p_wake.claim_token, 'agent_id', agent.id, 'agent_slug', agent.slug,
            'workspace_slug', (select workspace.slug from public.workspace where workspace.tenant_id = agent.tenant_id limit 1),
            'path', p_wake.path, 'item_ids', to_jsonb(p_wake.item_ids), 'chain_depth', p_wake.chain_depth,
-           'event_type', item.event_type, 'summary', left(item.summary, 2000), 'item_created_at', dispatcher.known_time(item.created_at),
+           'event_type', item.event_type, 'summary', left(item.summary, 2000), 'item_created_at', case when item.created_at between '1970-01-01Z' and now() + interval '1 day' then item.created_at end,
            'model_override', item.context -> 'model_override', 'thinking_override', item.context -> 'thinking_override',
            'blockers', '[]'::jsonb, 'blockers_error', null)
     into v_grant
@@ -166,17 +179,20 @@ as $$
 $$;
 comment on function dispatcher.leave_waitlist(uuid) is 'Takes an agent off the waitlist. The caller holds its wake state.';
 
-create or replace function dispatcher.live_wakes_of_gateway(p_gateway_id uuid) returns integer
-language sql stable set search_path = ''
-as $$ select count(*)::integer from public.agent_wakes where gateway_id = p_gateway_id and state in ('starting', 'running') $$;
-comment on function dispatcher.live_wakes_of_gateway(uuid) is 'How many wakes of a gateway are alive: what the cap counts.';
-
 create or replace function dispatcher.items_of_claim(p_facts dispatcher.gate_facts) returns uuid[]
-language sql immutable set search_path = ''
+language plpgsql immutable set search_path = ''
 as $$
-  select case when cardinality(p_facts.hinted_item_ids) = 0 then p_facts.due_item_ids
-              else p_facts.hinted_item_ids || array(select head.id from unnest(p_facts.due_item_ids) with ordinality as head (id, place)
-                                                     where head.id <> all (p_facts.hinted_item_ids) order by head.place) end
+declare
+  v_items uuid[] := p_facts.hinted_item_ids;
+  v_head uuid;
+begin
+  foreach v_head in array p_facts.due_item_ids loop
+    if v_head <> all (v_items) then
+      v_items := v_items || v_head;
+    end if;
+  end loop;
+  return v_items;
+end
 $$;
 comment on function dispatcher.items_of_claim(dispatcher.gate_facts) is
   'The items a wake is for: those that hints named, else the oldest; then the ones the agent will lease first.';
@@ -222,13 +238,10 @@ declare
   v_wake public.agent_wakes;
 begin
   v_agent := dispatcher.lock_agent(p_claimant, p_agent_id);
-  if v_agent.verdict = 'not_local' then
-    return dispatcher.refusal(p_agent_id, null, 'not_local', null);
+  if v_agent.verdict <> 'ok' then
+    return dispatcher.refusal(p_agent_id, v_agent.slug, v_agent.verdict, case v_agent.verdict when 'busy' then 1 end);
   end if;
-  v_state := dispatcher.lock_wake_state(p_agent_id, p_claimant.tenant_id);
-  if v_agent.verdict = 'busy' or v_state.agent_id is null then
-    return dispatcher.refusal(p_agent_id, v_agent.slug, 'busy', 1);
-  end if;
+  v_state := v_agent.state;
   v_facts := dispatcher.read_gate_facts(p_agent_id, p_claimant.settings, coalesce(p_item_ids, '{}'), p_request);
   if v_facts.granted_wake_id is not null then  -- asked before under the same request: the same grant
     select * into v_wake from public.agent_wakes where id = v_facts.granted_wake_id;
@@ -241,7 +254,7 @@ begin
     end if;
     return dispatcher.refusal(p_agent_id, v_agent.slug, v_gates.blocked[1], dispatcher.seconds_until(v_gates.retry_at), v_facts.failures);
   end if;
-  if dispatcher.live_wakes_of_gateway(p_claimant.gateway_id) >= (p_claimant.settings).max_concurrent_wakes then
+  if v_facts.live_on_gateway >= (p_claimant.settings).max_concurrent_wakes then
     perform dispatcher.join_waitlist(p_agent_id, 'waitlist', now(), v_facts.oldest_due);
     return dispatcher.refusal(p_agent_id, v_agent.slug, 'concurrency_limit', null, v_facts.failures);
   end if;
@@ -252,63 +265,113 @@ $$;
 comment on function dispatcher.claim_one_wake(dispatcher.claimant, uuid, text, uuid[], uuid) is
   'Evaluates every gate of one agent, under the gateway''s lock that the caller holds, and writes the wake when all are open. Answers {granted, …}; busy where another session holds a row of the agent. Never waits.';
 
-create or replace function dispatcher.contained_claim(
-  p_claimant dispatcher.claimant, p_agent_id uuid, p_path text, p_item_ids uuid[], p_request uuid
-) returns jsonb
+create or replace function dispatcher.contained_claim(p_claimant dispatcher.claimant, p_claim jsonb, p_request uuid) returns jsonb
 language plpgsql volatile set search_path = ''
 as $$
 declare
   v_error text;
 begin
-  return dispatcher.claim_one_wake(p_claimant, p_agent_id, p_path, p_item_ids, p_request);
+  return dispatcher.claim_one_wake(p_claimant, (p_claim ->> 'agent_id')::uuid, coalesce(p_claim ->> 'path', 'event'),
+                                   dispatcher.hinted_ids(p_claim), p_request);
 exception when lock_not_available then
-  return dispatcher.busy_agent(p_agent_id);
+  return dispatcher.busy_agent((p_claim ->> 'agent_id')::uuid);
 when others then
   if dispatcher.must_abort(sqlstate) then raise; end if;
   v_error := sqlerrm;
-  return dispatcher.refusal(p_agent_id, (select agent.slug from public.agents as agent where agent.id = p_agent_id), 'error', null)
-         || jsonb_build_object('error', left(v_error, 500), 'error_code', sqlstate);
+  return jsonb_build_object('granted', false, 'agent_id', p_claim -> 'agent_id', 'skip_reason', 'error', 'retry_in', null, 'failures', null,
+                            'error', left(v_error, 500), 'error_code', sqlstate, 'agent_slug',
+                            (select agent.slug from public.agents as agent where agent.id::text = p_claim ->> 'agent_id'));
 end
 $$;
-comment on function dispatcher.contained_claim(dispatcher.claimant, uuid, text, uuid[], uuid) is
-  'claim_one_wake, but what raises for one agent is that agent''s answer: skip_reason error, with error and error_code.';
+comment on function dispatcher.contained_claim(dispatcher.claimant, jsonb, uuid) is
+  'claim_one_wake for a claim {agent_id, path, item_ids}, but what raises for one agent is that agent''s answer: skip_reason error, with error and error_code.';
 
-create or replace function dispatcher.claimed_agent_ids(p_claims jsonb) returns table (agent_id uuid, path text, item_ids uuid[], place bigint)
-language plpgsql stable set search_path = ''
+create or replace function dispatcher.hinted_ids(p_claim jsonb) returns uuid[]
+language plpgsql immutable set search_path = ''
 as $$
 begin
-  if jsonb_typeof(p_claims) is distinct from 'array' then
-    raise exception 'p_claims must be an array of {agent_id, path, item_ids}' using errcode = 'OD002';
+  if jsonb_typeof(p_claim -> 'item_ids') is distinct from 'array' or p_claim -> 'item_ids' = '[]' then
+    return '{}';
   end if;
-  return query
-    select (claim.value ->> 'agent_id')::uuid, coalesce(claim.value ->> 'path', 'event'),
-           case when jsonb_typeof(claim.value -> 'item_ids') = 'array'
-                then array(select item.value::uuid from jsonb_array_elements_text(claim.value -> 'item_ids') as item where item.value is not null)
-                else '{}' end,
-           claim.ordinality
-      from jsonb_array_elements(p_claims) with ordinality as claim order by claim.ordinality;
+  return array(select item.value::uuid from jsonb_array_elements_text(p_claim -> 'item_ids') as item where item.value is not null limit 1000);
 end
 $$;
-comment on function dispatcher.claimed_agent_ids(jsonb) is 'The claims of a call, in order; raises OD002 where they are not a list.';
+comment on function dispatcher.hinted_ids(jsonb) is 'The items that a claim {agent_id, path, item_ids} names.';
+
+create or replace function dispatcher.warm_insert() returns void
+language plpgsql volatile set search_path = ''
+as $$
+begin
+  -- The checks of a wake's foreign keys are planned at the first insert. This one is undone at once.
+  insert into public.agent_wakes (tenant_id, agent_id, gateway_id, instance_id, path, state, ended_at, deadline_at)
+  select agent.tenant_id, agent.id, agent.gateway_id, instance.id, 'event', 'spawn_failed', now(), now()
+    from public.dispatcher_instances as instance
+    join public.agents as agent on agent.gateway_id = instance.gateway_id and agent.tenant_id = instance.tenant_id
+   limit 1 for key share of agent, instance skip locked;
+  raise exception 'undone' using errcode = 'OD003';
+exception when sqlstate 'OD003' then
+  null;
+end
+$$;
+comment on function dispatcher.warm_insert() is 'Has the foreign keys of agent_wakes checked once, and undoes it.';
+
+create or replace function dispatcher.warm_backend() returns void
+language plpgsql volatile set search_path = ''
+as $$
+declare
+  v_nobody dispatcher.claimant;
+  v_facts dispatcher.gate_facts;
+begin
+  if current_setting('dispatcher.is_warm', true) = 'on' then
+    return;
+  end if;
+  -- A pool's connection that never claimed pays for it at its first claim: every table looked up, every statement planned.
+  -- So whoever is in no hurry makes one here, for nobody: no row is found, locked or written.
+  v_nobody.settings := dispatcher.typed_settings('{}');
+  perform dispatcher.contained_claim(v_nobody, '{"agent_id": "00000000-0000-0000-0000-000000000000"}', null);
+  perform dispatcher.lock_wake_state(null, null);
+  v_facts := dispatcher.read_gate_facts(null, v_nobody.settings, array['00000000-0000-0000-0000-000000000000'::uuid],
+                                        '00000000-0000-0000-0000-000000000000');
+  v_facts.due_item_ids := '{}';
+  v_facts.hinted_item_ids := '{}';
+  perform dispatcher.wake_gates(v_facts, v_nobody.settings, true);
+  perform dispatcher.wake_grant(dispatcher.write_wake(v_nobody, v_facts, 'event', null));
+  begin
+    perform dispatcher.lock_gateway('00000000-0000-0000-0000-000000000000');
+  exception when sqlstate 'OD001' then
+    null;
+  end;
+  perform dispatcher.warm_insert();
+  perform set_config('dispatcher.is_warm', 'on', false);
+exception when others then
+  if dispatcher.must_abort(sqlstate) then raise; end if;
+  perform set_config('dispatcher.is_warm', 'on', false);
+  raise warning 'a backend could not be warmed: % (%)', sqlerrm, sqlstate;
+end
+$$;
+comment on function dispatcher.warm_backend() is
+  'Walks the way of a claim once per connection, for nobody, so that the first real claim on it is as quick as later ones. Called by the functions nobody waits for; changes nothing.';
 
 create or replace function public.claim_wakes(p_instance_id uuid, p_claims jsonb, p_request uuid) returns jsonb
 language plpgsql volatile set search_path = '' set lock_timeout = '2s'
 as $$
 declare
   v_claimant dispatcher.claimant;
-  v_claim record;
   v_answers jsonb := '[]';
 begin
+  if jsonb_typeof(p_claims) is distinct from 'array' then
+    raise exception 'p_claims must be an array of {agent_id, path, item_ids}' using errcode = 'OD002';
+  end if;
   begin
     v_claimant := dispatcher.lock_gateway(p_instance_id);
   exception when lock_not_available then
-    return (select coalesce(jsonb_agg(dispatcher.busy_agent(claim.agent_id) order by claim.place), '[]')
-              from dispatcher.claimed_agent_ids(p_claims) as claim);
+    return (select coalesce(jsonb_agg(dispatcher.busy_agent((claim.value ->> 'agent_id')::uuid) order by claim.ordinality), '[]')
+              from jsonb_array_elements(p_claims) with ordinality as claim);
   end;
   -- From here on nothing should wait; what could is cut short.
   perform set_config('lock_timeout', '100ms', true);
-  for v_claim in select * from dispatcher.claimed_agent_ids(p_claims) loop
-    v_answers := v_answers || dispatcher.contained_claim(v_claimant, v_claim.agent_id, v_claim.path, v_claim.item_ids, p_request);
+  for v_number in 0 .. jsonb_array_length(p_claims) - 1 loop
+    v_answers := v_answers || dispatcher.contained_claim(v_claimant, p_claims -> v_number, p_request);
   end loop;
   return v_answers;
 end
@@ -354,7 +417,8 @@ begin
        order by state.waitlisted_at, coalesce(state.waiting_since, 'infinity'), state.agent_id limit v_page
     loop
       v_seen := v_seen + 1;
-      v_answer := dispatcher.contained_claim(v_claimant, v_waiting.agent_id, v_waiting.waitlist_path, '{}', p_request);
+      v_answer := dispatcher.contained_claim(
+        v_claimant, jsonb_build_object('agent_id', v_waiting.agent_id, 'path', v_waiting.waitlist_path), p_request);
       if v_answer ->> 'skip_reason' = 'concurrency_limit' then
         return v_answers;
       end if;

@@ -459,6 +459,7 @@ begin
   exception when lock_not_available then
     v_claims_busy := true;
   end;
+  perform dispatcher.warm_backend();
   return jsonb_build_object('results', v_results, 'claims', v_claims, 'claims_busy', v_claims_busy);
 end
 $$;

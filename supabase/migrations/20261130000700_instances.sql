@@ -202,6 +202,7 @@ begin
   -- Named, not closed: this call may be an old one that arrives late, and the instance alone knows whether a process runs.
   select jsonb_agg(dispatcher.open_wake_facts(wake) order by wake.claimed_at) into v_unattended from public.agent_wakes as wake
    where wake.instance_id = p_instance_id and wake.state in ('starting', 'running') and wake.id <> all (v_live);
+  perform dispatcher.warm_backend();
   return jsonb_build_object('renewed', v_renewed, 'broadcast_available', dispatcher.broadcast_hints_available(),
                             'fenced', coalesce(v_fenced, '[]'), 'unattended', coalesce(v_unattended, '[]'),
                             'orphaned', dispatcher.wakes_without_owner(v_instance),

@@ -436,6 +436,7 @@ create or replace function dispatcher.look_around(p_sweeper dispatcher.claimant)
 language plpgsql volatile set search_path = ''
 as $$
 begin
+  perform dispatcher.warm_backend();
   return jsonb_build_object(
     'agents', (select coalesce(jsonb_agg(jsonb_build_object('id', id, 'slug', slug)), '[]') from public.agents where gateway_id = p_sweeper.gateway_id and tenant_id = p_sweeper.tenant_id),
     'open_wakes', dispatcher.open_wakes_of_others(p_sweeper.instance_id), 'broadcast_available', dispatcher.broadcast_hints_available(),

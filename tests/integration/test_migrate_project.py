@@ -6,6 +6,7 @@ import subprocess
 import sys
 import threading
 from collections.abc import Iterator
+from functools import partial
 
 import psycopg
 import pytest
@@ -244,6 +245,29 @@ def test_c07_a_writer_holds_the_items_while_migrate_runs(yourhq_database: Databa
     waits = next(line for line in told if "waits" in line)
     assert "agent_inbox_items is held by pid" in waits
     assert "application long writer, idle in transaction" in waits
+
+
+def test_c07_a_backup_that_reads_is_named_and_the_application_goes_on(database: Database) -> None:
+    """Policies of our own tables need a lock that readers hold: the runner gives way, and says to whom."""
+    backup = database.connect(autocommit=False)
+    backup.execute("set application_name = 'pg_dump'")
+    backup.execute("select count(*) from agent_wakes")
+    told: list[str] = []
+
+    def tell(line: str) -> None:
+        told.append(line)
+        if "waits" in line:
+            backup.rollback()
+
+    reader = database.connect()
+    reader.execute("set statement_timeout = '4s'")
+    worker = threading.Thread(target=partial(apply_migrations, database.url, MIGRATIONS, again=True, tell=tell))
+    worker.start()
+    while worker.is_alive():
+        reader.execute("select count(*) from agent_wakes")
+    assert "agent_wakes is held by pid" in next(line for line in told if "waits" in line)
+    assert "application pg_dump" in next(line for line in told if "waits" in line)
+    assert sum(line.startswith("applied") for line in told) == len(FILES)
 
 
 @pytest.fixture

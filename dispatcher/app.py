@@ -424,6 +424,9 @@ class Daemon:
         self._decisions.after_end(result)
         if result.applied and result.state is not None:
             _counted(self._meter.ended)(result.state)
+        if result.applied and result.state == "lost" and result.agent_id is not None:
+            # What is next was answered by the settings of the daemon that is gone: asked again by ours.
+            self._hints.agent(result.agent_id)
 
     def _settle_open_wakes(self, rows: Sequence[Answer]) -> None:
         wakes = []

@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import re
 import threading
+from collections import OrderedDict
 from collections.abc import Callable, Collection, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Final, Literal
@@ -25,6 +26,7 @@ CONTAINER_ID: Final = re.compile(r"[0-9a-f]{12}")
 
 # A pid that is still gone at the second look: between fork and exec a child does not carry its marker yet.
 SECOND_LOOK_SECONDS: Final = 0.3
+REMEMBERED: Final = 10_000
 
 
 @dataclass(frozen=True, slots=True)
@@ -98,6 +100,8 @@ class Adopter:
         self._pause = pause
         self._lock = threading.Lock()
         self._busy: set[UUID] = set()
+        # By wake, the token it had when it was settled: who reads of it in an older answer leaves it alone.
+        self._settled: OrderedDict[UUID, UUID] = OrderedDict()
 
     def settle(self, wakes: Sequence[OpenWake]) -> None:
         """Adopts, closes or leaves each wake of others, with one look at the process table for all.
@@ -118,15 +122,24 @@ class Adopter:
 
     @contextlib.contextmanager
     def _taken(self, wakes: Sequence[OpenWake]) -> Iterator[list[OpenWake]]:
-        """Those of the wakes that no other thread is at: they are this one's until the end."""
+        """Those of the wakes that no thread is at or has settled: they are this one's until the end."""
         with self._lock:
-            mine = [wake for wake in wakes if wake.wake_id not in self._busy]
+            mine = [wake for wake in wakes if wake.wake_id not in self._busy and not self._is_settled(wake)]
             self._busy.update(wake.wake_id for wake in mine)
         try:
             yield mine
         finally:
             with self._lock:
                 self._busy.difference_update(wake.wake_id for wake in mine)
+
+    def _is_settled(self, wake: OpenWake) -> bool:
+        return self._settled.get(wake.wake_id) == wake.claim_token
+
+    def _note_settled(self, wake: OpenWake) -> None:
+        with self._lock:
+            self._settled[wake.wake_id] = wake.claim_token
+            while len(self._settled) > REMEMBERED:
+                self._settled.popitem(last=False)
 
     def _take_over_what_lives(self, wakes: Sequence[OpenWake]) -> list[OpenWake]:
         """Adopts each wake whose process is found; answers those without one."""
@@ -188,8 +201,10 @@ class Adopter:
     def _take_over(self, wake: OpenWake, process: ProcessIdentity) -> None:
         adoption = self._adopt(wake, process)
         if adoption is None:
+            self._note_settled(wake)
             return
         self._on_adopted(wake, process, adoption)
+        self._note_settled(wake)
         log.info(
             events.WAKE_ADOPTED,
             msg=f"Adopted the running wake of {wake.agent_slug}",
@@ -208,6 +223,7 @@ class Adopter:
             pid=wake.pid,
         )
         self._on_lost(wake)
+        self._note_settled(wake)
 
     def _give_back(self, wake: OpenWake) -> None:
         log.info(

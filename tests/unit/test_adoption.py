@@ -225,6 +225,24 @@ def test_c40_a_wake_that_one_thread_settles_is_left_to_it() -> None:
     assert notes.unstarted == ["ada"] * 2
 
 
+def test_c40_a_lost_wake_is_closed_once_and_again_when_it_has_had_another_owner(ended_pid: int) -> None:
+    notes = Notes()
+    wake = here(owner_pid=ended_pid, owner_pid_started_at=1.0, pid=ended_pid, pid_started_at=2.0)
+    notes.adopter.settle([wake])
+    notes.adopter.settle([wake])
+    assert notes.lost == ["ada"]
+    notes.adopter.settle([replace(wake, claim_token=uuid4())])
+    assert notes.lost == ["ada"] * 2
+
+
+def test_c40_an_adopted_wake_is_not_adopted_again_from_an_older_answer() -> None:
+    notes = Notes()
+    wake = here(pid=os.getpid(), pid_started_at=proctable.started_at(os.getpid()))
+    notes.adopter.settle_own([wake])
+    notes.adopter.settle_own([wake])
+    assert notes.adopted == [os.getpid()]
+
+
 # ------------------------------------------------------------------------------- the book
 
 

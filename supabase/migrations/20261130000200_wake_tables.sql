@@ -113,6 +113,7 @@ create table if not exists public.agent_wake_state (
   constraint agent_wake_state_waiting check ((waitlisted_at is null) = (waitlist_path is null))
 );
 comment on table public.agent_wake_state is 'What the gates remember of an agent: failures in a row, stall, last wake, its place on the waitlist.';
+alter table public.agent_wake_state add column if not exists often_notified_at timestamptz;
 comment on column public.agent_wake_state.often_notified_at is 'When the operator was last told that the agent is woken unusually often.';
 comment on column public.agent_wake_state.waiting_since is 'created_at of the oldest item that waits; orders agents that joined the waitlist together.';
 
@@ -145,6 +146,7 @@ create table if not exists public.inbox_item_origins (
 comment on table public.inbox_item_origins is 'Where an item came from when an agent posted it: the wake, the sender, and how long the chain of wakes has grown.';
 comment on column public.inbox_item_origins.request_key is
   'What names one request of a sender, ever: key:… as the caller chose it, else call:… of one run of its script.';
+alter table public.inbox_item_origins add column if not exists content_key text;
 comment on column public.inbox_item_origins.content_key is 'Sender''s wake and content: the same post again is the same item while that is open.';
 create index if not exists inbox_item_origins_by_content on public.inbox_item_origins (from_agent_id, content_key) where content_key is not null;
 create index if not exists inbox_item_origins_by_depth on public.inbox_item_origins (tenant_id, chain_depth);

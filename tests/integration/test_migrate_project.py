@@ -212,6 +212,12 @@ def test_c06_what_was_changed_by_hand_is_named_and_mended(
     assert database.value("select count(*) from tenants where id = %s", [kept]) == 1
 
 
+def test_c06_a_table_of_an_earlier_build_without_a_column_is_refused_with_what_to_do(database: Database) -> None:
+    database.execute("drop schema dispatcher cascade; alter table workflow_runs drop column queued_at cascade")
+    with pytest.raises(MigrationError, match=r'"queued_at" does not exist \(42703\).*add the column as the file'):
+        apply_migrations(database.url, MIGRATIONS)
+
+
 def test_c06_what_no_file_mends_is_refused_with_a_name(database: Database) -> None:
     database.execute("alter table agent_profiles drop column role")
     with pytest.raises(MigrationError, match=r"did not mend it:.*column public\.agent_profiles\.role missing"):

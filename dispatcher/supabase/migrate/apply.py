@@ -38,6 +38,11 @@ _FIRST_PAUSE: Final = 0.5
 _LONGEST_PAUSE: Final = 10.0
 PATIENCE_SECONDS: Final = 120.0
 _REPLACED: Final = re.compile(r"create\s+or\s+replace\s+(function|view)\s+((?:\w+\.)?\w+)", re.IGNORECASE)
+# Added to what the server says, by SQLSTATE.
+_ADVICE: Final[Mapping[str, str]] = {
+    "42703": ". If an earlier build made the table: add the column as the file's `create table` has it, then run"
+    " `dispatcher migrate` again"
+}
 _OVERLOADS: Final = """
     select proc.oid::regprocedure::text from pg_catalog.pg_proc as proc
       join pg_catalog.pg_namespace as namespace on namespace.oid = proc.pronamespace
@@ -256,7 +261,8 @@ def _describe(migration: Migration, statement: Statement, error: psycopg.Error) 
     state = f" ({error.sqlstate})" if error.sqlstate else ""
     detail = f"; {error.diag.message_detail}" if error.diag.message_detail else ""
     hint = f"; hint: {error.diag.message_hint}" if error.diag.message_hint else ""
-    return f"{migration.label}.sql, line {line}, column {column}: {reason}{state}{detail}{hint}"
+    advice = _ADVICE.get(error.sqlstate or "", "")
+    return f"{migration.label}.sql, line {line}, column {column}: {reason}{state}{detail}{hint}{advice}"
 
 
 def _mend(runner: _Runner, connection: Connection, migrations: Sequence[Migration], tell: Teller) -> list[Applied]:

@@ -40,6 +40,7 @@ from dispatcher.inbox.store import InboxStore
 from dispatcher.inbox.sweep import Sweeper
 from dispatcher.inbox.worker import ClaimTroubles, WakeWorker
 from dispatcher.instance.adoption import Adopter, Host
+from dispatcher.instance.faults import FaultWatch
 from dispatcher.instance.heartbeat_file import HeartbeatFile, own_file
 from dispatcher.instance.model import Adoption, OpenWake, Registration
 from dispatcher.instance.schema import difference, refuse_older
@@ -92,6 +93,7 @@ class Daemon:
         self._instance_id = uuid4()
         self._host = Host(proctable.host_id(), socket.gethostname())
         self._health = Health(standstill=max(STANDSTILL_SECONDS, 3 * settings.rest_timeout))
+        self._faults = FaultWatch(self._health)
         self._health.await_first("sweep", "the first sweep is not done")
         self._health.await_first("realtime", "Realtime is not subscribed yet")
         self._ending = threading.Event()
@@ -344,6 +346,7 @@ class Daemon:
             on_fenced=self._launcher.stop_fenced,
             on_unattended=self._settle_unattended,
             on_orphaned=self._sweep.wake_early,
+            on_faults=self._faults.note,
             register_again=self._register,
         )
         health = self._health.loop("leases", settings.heartbeat_interval)
@@ -488,6 +491,7 @@ class Daemon:
             "live_wakes": len(self._supervisor),
             "heartbeat_interval_s": self._settings.heartbeat_interval,
             "instance_id": str(self._instance_id),
+            "faults_after": self._faults.last_id,
         }
 
     # -- the life of the daemon

@@ -48,6 +48,8 @@ SWEEP_FINISHED: Final = "sweep.finished"  # one reconciliation, with its numbers
 SWEEP_SET_ASIDE: Final = "sweep.set_aside"  # items that wake nobody any more: too old, spent, or at the end of a chain
 SWEEP_OFTEN_WOKEN: Final = "sweep.often_woken"  # agents woken more than ALERT_WAKES_PER_HOUR times; they go on
 SWEEP_STEP_FAILED: Final = "sweep.step_failed"  # one step failed; the others went on
+SIDE_WRITE_FAILED: Final = "side_write.failed"  # a notification, event or hint failed; what it tells about is done
+ITEM_DEAD_LETTER: Final = "item.dead_letter"  # nobody will try this item again; a notification was written
 AGENT_STALLED: Final = "agent.stalled"  # too many failures in a row; a notification was written
 
 LEASE_RENEWED: Final = "lease.renewed"  # items leased in live wakes are held longer

@@ -63,6 +63,14 @@ class Decisions:
             self._rest(result.agent_id, 0.0)
         if result.agent_id is not None and result.retry_in is not None:
             self._schedule(result.agent_id, result.retry_in, spread=0.25 if result.failures else 0.0)
+        for item_id in result.dead_letters if result.applied else ():
+            log.warning(
+                events.ITEM_DEAD_LETTER,
+                msg=f"An item of {result.agent_slug} was given up; `dispatcher inbox requeue {item_id}` brings it back",
+                agent=result.agent_slug,
+                item_id=str(item_id),
+                wake_id=str(result.wake_id),
+            )
         if result.applied and result.next == "stalled":
             log.error(
                 events.AGENT_STALLED,

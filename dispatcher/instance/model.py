@@ -49,10 +49,25 @@ class Registration:
 
 
 @dataclass(frozen=True, slots=True)
+class SideFault:
+    """A side write (a notification, an event, a hint) that failed; `id` grows."""
+
+    id: int
+    side_write: str
+    error: str
+
+    @classmethod
+    def read(cls, row: Answer) -> SideFault:
+        """Raises MalformedAnswer."""
+        return cls(row.count("id"), row.text("side_write")[:100], row.text("error")[:500])
+
+
+@dataclass(frozen=True, slots=True)
 class Heartbeat:
     """Answer of `heartbeat_dispatcher_instance`.
 
-    `fenced` are wakes this instance no longer owns, `unattended` those it owns and did not name among its live ones.
+    `fenced` are wakes this instance no longer owns, `unattended` those it owns and did not name among its live ones,
+    `faults` side writes that failed since the last heartbeat.
     """
 
     renewed: int
@@ -60,6 +75,7 @@ class Heartbeat:
     fenced: tuple[UUID, ...]
     unattended: tuple[OpenWake, ...]
     orphaned: frozenset[UUID]
+    faults: tuple[SideFault, ...] = ()
 
     @classmethod
     def read(cls, answer: Answer) -> Heartbeat:
@@ -70,6 +86,7 @@ class Heartbeat:
             fenced=answer.uuids("fenced"),
             unattended=tuple(OpenWake.read(row) for row in answer.parts("unattended")),
             orphaned=frozenset(answer.uuids("orphaned")),
+            faults=tuple(SideFault.read(row) for row in answer.parts("faults")) if answer.value("faults") else (),
         )
 
 

@@ -13,7 +13,7 @@ from uuid import UUID, uuid4
 from dispatcher import events
 from dispatcher.errors import RestError
 from dispatcher.instance.heartbeat_file import HeartbeatFile
-from dispatcher.instance.model import OpenWake
+from dispatcher.instance.model import OpenWake, SideFault
 from dispatcher.instance.store import InstanceStore
 from dispatcher.logs import get_logger
 from dispatcher.runtime.health import Health
@@ -62,6 +62,7 @@ class Heart:
         on_fenced: Callable[[UUID], None],
         on_unattended: Callable[[Sequence[OpenWake]], None],
         on_orphaned: Callable[[], None],
+        on_faults: Callable[[Sequence[SideFault]], None],
         register_again: Callable[[], object],
     ) -> None:
         self._store = store
@@ -74,6 +75,7 @@ class Heart:
         self._on_unattended = on_unattended
         self._on_orphaned = on_orphaned
         self._orphaned: frozenset[UUID] = frozenset()
+        self._on_faults = on_faults
         self._register_again = register_again
         self._repeats = Repeats()
 
@@ -98,6 +100,7 @@ class Heart:
         if answer.orphaned - self._orphaned:
             self._on_orphaned()
         self._orphaned = answer.orphaned
+        self._on_faults(answer.faults)
         if answer.renewed:
             log.debug(events.LEASE_RENEWED, msg=f"Renewed {answer.renewed} lease(s)", leases=answer.renewed)
 

@@ -1,8 +1,9 @@
 """The REST side of Supabase: call a SQL function, read rows; thread-safe, bounded in time.
 
-Function calls go straight through the transport of httpx: its client adds 0.3 ms to a call of 0.8 ms on a quiet machine,
-twice that after a rest, and `postgrest` 2.34.1 another 0.2 to 0.4 ms; neither can bound a single call in time. Selects, which are not on the way
-of a wake, go through `postgrest`, with its own retry (blocking, GET only, up to 7 s) and its HTTP/2 switched off.
+Function calls go straight through the transport of httpx: its client adds 0.3 ms to a call of 0.8 ms on a quiet
+machine, twice that after a rest, and `postgrest` 2.34.1 another 0.2 to 0.4 ms; neither can bound a single call in
+time. Selects, which are not on the way of a wake, go through `postgrest`, with its own retry (blocking, GET only, up
+to 7 s) and its HTTP/2 switched off.
 """
 
 from __future__ import annotations

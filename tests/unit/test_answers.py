@@ -140,6 +140,7 @@ REFUSED = {"granted": False, "agent_id": str(ID), "agent_slug": "ada", "skip_rea
 REFUSED |= {"failures": 1, "error": None, "error_code": None}
 RESULT = {"wake_id": str(ID), "report": "ended", "applied": True, "code": "ok", "state": "succeeded"}
 RESULT |= {"agent_id": str(ID), "agent_slug": "ada", "consecutive_failures": 0, "next": "cooldown(5s)", "retry_in": 5.0}
+RESULT |= {"dead_letters": [str(ID)]}
 STEP_ERROR = {"phase": "expired", "run_id": None, "error": "boom", "error_code": "P0001"}
 STOP = {"wake_id": str(ID), "cause": "run is cancelled"}
 RUN = {"run_id": str(ID), "claim_token": str(ID), "workflow_type": "t", "agent_id": "ada", "workspace_slug": None}
@@ -177,6 +178,7 @@ GOOD: dict[str, Any] = {
         "fenced": [str(ID)],
         "unattended": [OPEN_WAKE],
         "orphaned": [str(ID)],
+        "faults": [{"id": 1, "side_write": "notification", "error": "boom", "at": "2026-11-30T00:00:00Z"}],
     },
     "adopt": {"applied": True, "claim_token": str(ID), "agent_id": str(ID), "deadline_in": 60.0},
     "gauges": {"backlog": {"under_1m": 1, "oldest_seconds": 5}, "runs": {"queued": 1}, "held": 0},

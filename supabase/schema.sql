@@ -4191,7 +4191,7 @@ begin
   perform dispatcher.wake_gates(v_facts, v_nobody.settings, true);
   perform dispatcher.wake_grant(dispatcher.write_wake(v_nobody, v_facts, 'event', null));
   begin
-    perform dispatcher.lock_gateway('00000000-0000-0000-0000-000000000000');
+    perform public.claim_wakes('00000000-0000-0000-0000-000000000000', '[]', null);
   exception when sqlstate 'OD001' then
     null;
   end;
@@ -4839,8 +4839,8 @@ CREATE FUNCTION public.dispatcher_schema() RETURNS jsonb
     SET search_path TO ''
     AS $$
   select jsonb_build_object(
-    'revision', 14,
-    'fingerprint', 'b22f739474fe2141b1a6e93ce1d0cb98c1694858ed778cf0e2c4cced129620a7',
+    'revision', 15,
+    'fingerprint', '8cd0095d26c325b712c302be76b0e27bea5caa732352013718f4efa423c98691',
     'drift', coalesce(jsonb_agg(drift.kind || ' ' || drift.name || ' ' || drift.problem), '[]'))
   from (select * from dispatcher.schema_drift() limit 20) as drift
 $$;

@@ -2,5 +2,5 @@
 
 from typing import Final
 
-REVISION: Final = 14
-FINGERPRINT: Final = "b22f739474fe2141b1a6e93ce1d0cb98c1694858ed778cf0e2c4cced129620a7"
+REVISION: Final = 15
+FINGERPRINT: Final = "8cd0095d26c325b712c302be76b0e27bea5caa732352013718f4efa423c98691"

@@ -337,7 +337,7 @@ begin
   perform dispatcher.wake_gates(v_facts, v_nobody.settings, true);
   perform dispatcher.wake_grant(dispatcher.write_wake(v_nobody, v_facts, 'event', null));
   begin
-    perform dispatcher.lock_gateway('00000000-0000-0000-0000-000000000000');
+    perform public.claim_wakes('00000000-0000-0000-0000-000000000000', '[]', null);
   exception when sqlstate 'OD001' then
     null;
   end;

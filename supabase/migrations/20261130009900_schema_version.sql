@@ -821,7 +821,7 @@ as $expected$
     ('function', 'dispatcher.wake_worked_on_a_run(uuid)', '2874778c3dcc2f350958a8970ce2c472', null),
     ('function', 'dispatcher.wakes_to_stop(uuid)', 'b72b2e7fd8db4621814a24a17aed84a5', null),
     ('function', 'dispatcher.wakes_without_owner(public.dispatcher_instances)', 'b8e5a0f6090b4788ce4d1302cd2d9a12', null),
-    ('function', 'dispatcher.warm_backend()', 'b4417ca8d1207cba6445390c275e31ee', null),
+    ('function', 'dispatcher.warm_backend()', 'e5122fb9dd2c4a00374515092fb36921', null),
     ('function', 'dispatcher.warm_insert()', 'b5f655faa559d801a0ae1e9432508f95', null),
     ('function', 'dispatcher.workflow_age_points(timestamp with time zone,timestamp with time zone)', '36f1dddebad9506e6ec977d2d56a1534', null),
     ('function', 'dispatcher.workflow_answer(text,public.workflow_runs)', '186a3666e504e683085d163b83a36b20', null),
@@ -1060,8 +1060,8 @@ create or replace function public.dispatcher_schema() returns jsonb
 language sql stable set search_path = ''
 as $$
   select jsonb_build_object(
-    'revision', 14,
-    'fingerprint', 'b22f739474fe2141b1a6e93ce1d0cb98c1694858ed778cf0e2c4cced129620a7',
+    'revision', 15,
+    'fingerprint', '8cd0095d26c325b712c302be76b0e27bea5caa732352013718f4efa423c98691',
     'drift', coalesce(jsonb_agg(drift.kind || ' ' || drift.name || ' ' || drift.problem), '[]'))
   from (select * from dispatcher.schema_drift() limit 20) as drift
 $$;

@@ -24,7 +24,7 @@ _SHOWN: Final = 60
 
 def malformed(function: str, fault: str) -> MalformedAnswer:
     """The error for an answer of `function` that cannot be read, because of `fault`."""
-    return MalformedAnswer(f"{function}: malformed answer: {fault}")
+    return MalformedAnswer(f"{function}: malformed answer: {fault}", retryable=True)
 
 
 def list_of(function: str, value: object, place: str = "the answer") -> list[Any]:

@@ -162,7 +162,8 @@ class Gateway:
         if fault.cut:
             return _cut(request)
         if fault.answer:
-            return web.json_response(fault.answer.body, status=fault.answer.status)
+            text = fault.answer.raw or json.dumps(fault.answer.body)
+            return web.Response(text=text, status=fault.answer.status, content_type="application/json")
         response = await self._authorised(request)
         if fault.lose_reply and isinstance(response, aiohttp.ClientResponse):
             response.close()

@@ -12,6 +12,7 @@ class Answer:
 
     status: int
     body: object
+    raw: str = ""
 
 
 @dataclass(frozen=True)
@@ -37,6 +38,7 @@ class RestFaults:
     | `fail`         | int          | the next N requests are answered with `status` and `body`              |
     | `status`       | int          | HTTP status for `fail`                                                 |
     | `body`         | any JSON     | body for `fail`; null = a gateway's error page in JSON                 |
+    | `raw`          | text         | what `fail` sends as JSON in place of `body`, be it JSON or not        |
     | `down_for`     | seconds      | every connection breaks for so long (ignores `match`)                  |
     """
 
@@ -47,6 +49,7 @@ class RestFaults:
     fail: int = 0
     status: int = 503
     body: Any = None
+    raw: str = ""
     down_for: float = 0.0
     _down_until: float = 0.0
 
@@ -84,7 +87,7 @@ class RestFaults:
         if self._count_down("cut"):
             return Fault(delay=self.delay, cut=True)
         if self._count_down("fail"):
-            return Fault(delay=self.delay, answer=Answer(self.status, self._body()))
+            return Fault(delay=self.delay, answer=Answer(self.status, self._body(), self.raw))
         return Fault(delay=self.delay, lose_reply=self._count_down("lose_replies"))
 
     def _body(self) -> object:

@@ -3,6 +3,7 @@
 from datetime import datetime, timedelta
 from typing import Any
 
+from dispatcher.local.api import Api
 from dispatcher.local.stub import StubAgent
 from tests.acceptance.conftest import StartDaemon
 from tests.support.database import Database
@@ -12,6 +13,53 @@ from tests.support.waiting import wait_until
 
 def undone(database: Database) -> int:
     return database.value("select count(*) from agent_inbox_items where status <> 'done'")
+
+
+# ------------------------------------------------------------------------------------------- answers
+
+# What calls each function; the others are answered by nonsense in tests/unit/test_answers.py. `None`: its interval.
+CALLS = {
+    "claim_wakes": "item",
+    "report_wakes": "item",
+    "sweep_inbox": None,
+    "heartbeat_dispatcher_instance": None,
+    "dispatch_workflows": None,
+    "claim_workflow_notifications": None,
+    "monitor_workflows": None,
+}
+NONSENSE = ["[]", "{}", "null", "7", '{"results": [', '""']
+
+
+def test_c11_every_call_may_be_answered_by_nonsense_and_is_named(
+    api: Api, database: Database, seed: Seed, working_agent: StubAgent, start_daemon: StartDaemon
+) -> None:
+    seed.agent("ada")
+    intervals = {"RECONCILE_INTERVAL": 1, "HEARTBEAT_INTERVAL": 0.5, "WORKFLOW_POLL_INTERVAL": 0.5}
+    daemon = start_daemon(WAKE_COOLDOWN=0, STALE_CLAIM_SECONDS=5, **intervals).ready()
+    for function, trigger in CALLS.items():
+        # Claims and reports wait longer each time; what they make of each answer is tried in the unit tests.
+        for raw in NONSENSE[::2] if trigger == "item" else NONSENSE:
+            before = len(daemon.lines)
+            api.faults(rest={"match": f"/rpc/{function}", "fail": 1, "status": 200, "raw": raw})
+
+            def is_answered(needs_item: bool = trigger == "item") -> bool:
+                if needs_item and undone(database) == 0:  # a sweep may have been faster than the hint
+                    seed.item("ada")
+                return api.rest_faults.fail == 0
+
+            wait_until(is_answered, 20, what=f"a call of {function}")
+            wait_until(
+                lambda start=before, name=function: names(daemon.lines[start:], name), 20, what=f"{function} {raw}"
+            )
+    api.faults(rest={"match": "", "fail": 0})
+    wait_until(lambda: undone(database) == 0, 60)
+    assert daemon.of("service.ended") == []
+    assert daemon.stop() == 0
+
+
+def names(lines: list[dict[str, Any]], function: str) -> bool:
+    """Whether a line tells of a malformed answer of that function."""
+    return any(function in str(line) and "malformed answer" in str(line) for line in lines)
 
 
 # ------------------------------------------------------------------------------------------- frames

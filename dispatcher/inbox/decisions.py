@@ -3,17 +3,22 @@
 from __future__ import annotations
 
 import random
+from collections import Counter
 from collections.abc import Callable, Collection, Mapping, Sequence
+from dataclasses import replace
 from uuid import UUID
 
 from dispatcher import events
 from dispatcher.inbox.model import Grant, Refusal, ReportResult, Verdict
 from dispatcher.logs import get_logger
+from dispatcher.runtime.backoff import exponential
 from dispatcher.runtime.wakeup import DueTimes
 
 log = get_logger(__name__)
 
 RETRY_AFTER_ERROR = 30.0
+BUSY_SECONDS = 0.25
+LONGEST_BUSY_SECONDS = 30.0
 SHORTEST_REST = 0.5
 # How long a refusal by these gates stands for items to come. What opens them (a slot, a wake's end elsewhere, an
 # agent or a budget changed) is a hint or a verdict of its own; the bound is for the one that was not heard.
@@ -43,10 +48,13 @@ class Decisions:
         self._rest = rest
         self._draw = draw
         self._on_decision = on_decision
+        self._busy: Counter[UUID] = Counter()
 
     def act_on(self, verdicts: Sequence[Verdict], *, untold: Collection[str] = ()) -> None:
         """Starts what was granted; logs and schedules what was refused. Reasons in `untold` are not logged."""
         for verdict in verdicts:
+            if gate_of(_reason(verdict)) != "busy":
+                self._busy.pop(verdict.agent_id, None)
             if isinstance(verdict, Grant):
                 self._due.cancel(verdict.agent_id)
                 self._rest(verdict.agent_id, 0.0)
@@ -55,7 +63,7 @@ class Decisions:
                 self._refused(verdict, untold)
         # Last: what cannot be counted must not keep a grant from its start.
         for verdict in verdicts:
-            self._on_decision("granted" if isinstance(verdict, Grant) else gate_of(verdict.reason))
+            self._on_decision(gate_of(_reason(verdict)))
 
     def after_end(self, result: ReportResult) -> None:
         """A wake ended: its agent is due again when its gates will have opened."""
@@ -97,6 +105,8 @@ class Decisions:
         if refusal.reason == "error":
             self._failed(refusal)
             return
+        if refusal.reason == "busy":
+            refusal = replace(refusal, retry_in=self._seconds_of_rest(refusal.agent_id))
         if refusal.retry_in is not None:
             # Refused though its time has come: looked at again, but not without a pause.
             self._schedule(refusal.agent_id, refusal.retry_in if refusal.retry_in > 0 else SHORTEST_REST)
@@ -112,6 +122,11 @@ class Decisions:
             reason=refusal.reason,
             retry_in_s=None if refusal.retry_in is None else round(refusal.retry_in, 1),
         )
+
+    def _seconds_of_rest(self, agent_id: UUID) -> float:
+        """Another session holds a row of the agent: mostly for milliseconds, sometimes for an hour."""
+        self._busy[agent_id] += 1
+        return exponential(self._busy[agent_id], BUSY_SECONDS, LONGEST_BUSY_SECONDS)
 
     def _failed(self, refusal: Refusal) -> None:
         """The gates of one agent raise: it is named, and left alone for a while."""
@@ -138,6 +153,10 @@ def rest_after(reason: str, retry_in: float | None, failures: int | None) -> flo
     if gate == "cooldown" and failures == 0:
         return retry_in or 0.0
     return REST_SECONDS.get(gate, 0.0)
+
+
+def _reason(verdict: Verdict) -> str:
+    return "granted" if isinstance(verdict, Grant) else verdict.reason
 
 
 def gate_of(reason: str) -> str:

@@ -200,6 +200,17 @@ def test_a_grant_and_the_end_of_a_wake_end_the_rest() -> None:
     assert rests == [(AGENT, 5.0), (AGENT, 0.0), (AGENT, 0.0)]
 
 
+def test_c01_an_agent_whose_rows_are_held_for_long_is_asked_about_less_often() -> None:
+    due: DueTimes[UUID] = DueTimes()
+    waits: list[float] = []
+    due.schedule_in = lambda _agent, seconds: waits.append(round(seconds - 0.02, 3)) or True  # type: ignore[method-assign]
+    decisions = Decisions(lambda _grant: None, due)
+    busy = Refusal(AGENT, "ada", "busy", 1.0)
+    for verdict in [*[busy] * 9, Refusal(AGENT, "ada", "no_actionable_work"), busy]:
+        decisions.act_on([verdict])
+    assert waits == [0.25, 0.5, 1.0, 2.0, 4.0, 8.0, 16.0, 30.0, 30.0, 0.25]
+
+
 @pytest.mark.parametrize(
     ("reason", "retry_in", "failures", "seconds"),
     [

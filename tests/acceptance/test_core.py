@@ -1,7 +1,12 @@
 """No answer, frame, row or refusal ends the daemon, or fills its log."""
 
+import contextlib
+import itertools
 from datetime import datetime, timedelta
 from typing import Any
+
+import psycopg
+import pytest
 
 from dispatcher.local.api import Api
 from dispatcher.local.stub import StubAgent
@@ -60,6 +65,50 @@ def test_c11_every_call_may_be_answered_by_nonsense_and_is_named(
 def names(lines: list[dict[str, Any]], function: str) -> bool:
     """Whether a line tells of a malformed answer of that function."""
     return any(function in str(line) and "malformed answer" in str(line) for line in lines)
+
+
+@pytest.mark.parametrize("moment", ["infinity", "-infinity", "294276-12-31", "0044-03-15 BC"])
+def test_c9_no_time_in_a_row_ends_the_daemon_at_any_start(
+    database: Database, seed: Seed, working_agent: StubAgent, start_daemon: StartDaemon, moment: str
+) -> None:
+    """Every time of an item, a wake, its agent's memory and its daemon, as far as the tables take it."""
+    seed.gateway()
+    gone = start_daemon().ready()
+    for agent in ("ada", "bob", "cat"):
+        seed.item(agent)
+    wait_until(lambda: undone(database) == 0 and open_wakes(database) == 0, 30)
+    gone.kill()
+    database.execute(
+        "update agent_wakes set state = 'running', ended_at = null, exit_code = null where pid is not null"
+    )
+    database.execute("update agent_inbox_items set status = 'pending', attempt_count = 0")
+    for table in ("agent_inbox_items", "agent_wakes", "agent_wake_state", "dispatcher_instances"):
+        set_every_time(database, table, moment)
+    for _ in range(2):
+        daemon = start_daemon(WAKE_COOLDOWN=0, RECONCILE_INTERVAL=1).ready()
+        started = len(daemon.of("wake.started", agent="eve"))
+        seed.item("eve")
+        daemon.wait_for("wake.started", agent="eve", times=started + 1)
+        swept = len(daemon.of("sweep.finished"))
+        daemon.wait_for("sweep.finished", times=swept + 2)
+        assert daemon.of("service.ended") == []
+        assert daemon.stop() == 0
+
+
+def set_every_time(database: Database, table: str, moment: str) -> None:
+    """Each column that holds a time, where no rule of the table forbids the value."""
+    columns = database.rows(
+        """select column_name as name from information_schema.columns
+            where table_schema = 'public' and table_name = %s and data_type = 'timestamp with time zone'""",
+        [table],
+    )
+    for name, rows in itertools.product([column["name"] for column in columns], ["true", "{name} is not null"]):
+        with contextlib.suppress(psycopg.Error):
+            database.execute(f"update {table} set {name} = %s where {rows.format(name=name)}", [moment])
+
+
+def open_wakes(database: Database) -> int:
+    return database.value("select count(*) from agent_wakes where ended_at is null")
 
 
 # ------------------------------------------------------------------------------------------- frames
@@ -221,8 +270,7 @@ def test_c40_who_may_be_woken_does_not_wait_for_eighty_wakes_that_are_settled(
     [started] = daemon.wait_for("wake.started", agent="ada")
     assert moment(started) - moment(ready) < timedelta(seconds=1)
     daemon.wait_for("wake.lost", times=80)
-    open_wakes = "select count(*) from agent_wakes where ended_at is null"
-    wait_until(lambda: undone(database) == 0 and database.value(open_wakes) == 0, 60)
+    wait_until(lambda: undone(database) == 0 and open_wakes(database) == 0, 60)
     wakes = database.rows("select agent_id, state from agent_wakes where state <> 'succeeded'")
     assert [wake["state"] for wake in wakes] == ["lost"] * 80
     assert len(working_agent.calls()) == 81

@@ -2,12 +2,16 @@
 """What an agent does with workflow runs: poll, claim, heartbeat, complete, fail, release; and stats.
 
     agent_workflow_client.py poll [--limit 3] [--agent A | --all]
-    agent_workflow_client.py claim RUN --session S [--agent A]
+    agent_workflow_client.py claim RUN --session S [--agent A]   (says with which --claim to go on)
     agent_workflow_client.py heartbeat RUN --session S       (every 5 minutes; the first one starts the run)
     agent_workflow_client.py complete RUN --session S [--output JSON] [--cost-usd N --input-tokens N --output-tokens N]
     agent_workflow_client.py fail RUN --session S --error TEXT
     agent_workflow_client.py release RUN --session S
     agent_workflow_client.py stats
+
+One session name may serve several attempts. --claim, as `claim` prints it, says for which of them a command is;
+a command for one that is over changes nothing (exit 3). Without it a command is for the claim of its own wake, or for
+the only claim its session has left open.
 
 Text for people, one JSON document with --json. Exit 0 done (or done before) · 1 the service failed · 2 wrong usage,
 missing settings or a refused key (on stderr) · 3 not yours: for another agent, claimed by another, or the claim is
@@ -54,10 +58,19 @@ REFUSALS: Mapping[str, str] = {
     "not_dispatched": "this run waits in the queue and is nobody's to claim yet.",
     "not_found": "there is no such run.",
     "bad_session": "--session must be 1 to 500 characters.",
+    "unknown_claim": "this claim is not known here: it was made elsewhere or long ago. Stop working on it.",
+    "shared_claim": "this session has claimed the run more than once: say with --claim which claim this is for.",
+    "busy": "another session holds this run at the moment. Nothing was changed; try again.",
 }
+ENDING = frozenset({"complete", "fail", "release"})
+# A call that met a held run has waited two seconds in the database already.
+BUSY_ATTEMPTS = 3
+
 NOTHING_WAITS = "No run waits to be claimed."
 # What the database keeps: numeric(12, 6) of a cost, and tokens below 10^15. More than that it would leave out unsaid.
 MOST_USD, MOST_TOKENS = 1_000_000, 10**15 - 1
+# So many digits of a claim's token name it: enough among the claims of one run, and no secret.
+CLAIM_LENGTH = 8
 USAGE_FIELDS = ("cost_usd", "input_tokens", "output_tokens", "cached_tokens", "model")
 
 
@@ -161,7 +174,11 @@ class Client:
         self._service = HttpService(settings, base) if base else DatabaseService(settings)
         self._arguments = arguments
         self._agent = arguments.agent or known_agent(settings)
-        self._book = LeaseBook(settings.state_folders, f"runs-{self._agent or 'any'}")
+        self._wake = settings.wake_id if is_uuid(settings.wake_id or "") else None
+        book = f"runs-{self._agent or 'any'}"
+        self._book = LeaseBook(settings.state_folders, book, self._wake)
+        self._anywhere = LeaseBook(settings.state_folders, book)
+        self._claims = LeaseBook(settings.state_folders, f"claims-{self._agent or 'any'}")
 
     def poll(self) -> int:
         if self._arguments.all and self._arguments.agent:
@@ -175,13 +192,19 @@ class Client:
         return self._say(answer, stats_text(answer))
 
     def claim(self) -> int:
-        facts = {"session": self._arguments.session, "agent": self._agent, "wake_id": wake_id()}
-        answer = self._service.act("claim", self._arguments.run_id, facts)
+        facts = {"session": self._arguments.session, "agent": self._agent, "wake_id": self._wake}
+        answer = self._ask("claim", facts)
         if answer.get("applied") and is_uuid(str(answer.get("claim_token"))):
-            # Best effort: without the note the session alone is the fence.
-            with contextlib.suppress(OSError):
-                self._book.remember({self._claim_key: str(answer["claim_token"])})
+            self._keep(str(answer["claim_token"]))
+            answer["claim"] = str(answer["claim_token"])[:CLAIM_LENGTH]
         return self._end(answer, claim_text, self._of_another_agent(answer))
+
+    def _keep(self, token: str) -> None:
+        """Note the claim for the commands that follow, in the book of its wake and under its own name."""
+        # Best effort: without the note the session alone is the fence.
+        with contextlib.suppress(OSError):
+            self._book.remember({self._name(): token})
+            self._claims.remember({self._name(token): token})
 
     def heartbeat(self) -> int:
         return self._act("heartbeat", heartbeat_text, usage=usage_of(self._arguments))
@@ -203,14 +226,34 @@ class Client:
             return None
         return f"this run is for the agent {owner}, and you are {self._agent}. Leave it."
 
-    @property
-    def _claim_key(self) -> str:
-        return f"{self._arguments.run_id}:{self._arguments.session}"
+    def _name(self, token: str = "") -> str:
+        """Under which claims of this session stand in the book; with a token, or its first digits, that one claim."""
+        return f"{self._arguments.run_id}:{self._arguments.session}:{token[:CLAIM_LENGTH].lower()}"
+
+    def _token(self) -> str | None:
+        """The fence of the attempt this command is for; None where nothing is noted or several may be meant."""
+        if self._arguments.claim is not None:
+            return self._claims.token(self._name(self._arguments.claim))
+        return self._book.token(self._name()) or self._anywhere.token(self._name())
 
     def _act(self, verb: str, text: Callable[[Document], str], **facts: Any) -> int:
-        facts["session"] = self._arguments.session
-        facts["claim_token"] = self._book.token(self._claim_key)
-        return self._end(self._service.act(verb, self._arguments.run_id, facts), text)
+        token = self._token()
+        if token is None and (self._arguments.claim is not None or self._anywhere.is_shared(self._name())):
+            code = "shared_claim" if self._arguments.claim is None else "unknown_claim"
+            return self._end({"applied": False, "code": code, "run_id": self._arguments.run_id}, text)
+        answer = self._ask(verb, {**facts, "session": self._arguments.session, "claim_token": token})
+        if token is not None and answer.get("applied") and verb in ENDING:
+            with contextlib.suppress(OSError):
+                self._book.close(token)
+        return self._end(answer, text)
+
+    def _ask(self, verb: str, facts: Document) -> Document:
+        """The answer; asked again while another session holds the run."""
+        for attempt in range(1, BUSY_ATTEMPTS + 1):
+            answer: Document = self._service.act(verb, self._arguments.run_id, facts)
+            if answer.get("code") != "busy" or attempt == BUSY_ATTEMPTS:
+                return answer
+        raise AssertionError("the last attempt returns")
 
     def _end(self, answer: Document, text: Callable[[Document], str], refusal: str | None = None) -> int:
         shown = {name: value for name, value in answer.items() if name != "claim_token"}
@@ -219,7 +262,7 @@ class Client:
         code = str(answer.get("code") or "not_yours")
         words = refusal or REFUSALS.get(code, f"refused: {code}")
         self._say({**shown, "error": words}, f"{words} (run {self._arguments.run_id}, {state_of(answer)})")
-        return {"not_found": NO_SUCH_RUN, "bad_session": USAGE}.get(code, NOT_YOURS)
+        return {"not_found": NO_SUCH_RUN, "bad_session": USAGE, "busy": FAILED}.get(code, NOT_YOURS)
 
     def _say(self, document: Document, text: str) -> int:
         if self._arguments.json:
@@ -235,10 +278,11 @@ def known_agent(settings: Settings) -> str | None:
     return settings.agent if told else None
 
 
-def wake_id() -> str | None:
-    """The wake this command runs in, where the daemon started the agent's process."""
-    found = os.environ.get("DISPATCHER_WAKE_ID", "")
-    return found if is_uuid(found) else None
+def claim_name(text: str) -> str:
+    """An argparse type: the first digits of a claim's token, or all of it."""
+    if not re.fullmatch(r"[0-9a-fA-F]{8}(-[0-9a-fA-F-]{27})?", text):
+        raise argparse.ArgumentTypeError(f"must be the 8 digits that `claim` printed: {text!r}")
+    return text
 
 
 def usage_of(arguments: argparse.Namespace) -> Document | None:
@@ -280,11 +324,13 @@ def poll_text(answer: Document, agent: str | None) -> str:
 def claim_text(answer: Document) -> str:
     """The run with its input, and what to do now."""
     run = answer["run"]
-    minutes = max(0, round(float(answer.get("deadline_in") or 0) / 60))
+    seconds = answer.get("deadline_in")
+    how_long = "" if seconds is None else f", for {max(0, round(float(seconds) / 60))} minutes"
     return (
-        f"Run {run['id']} ({run['workflow_type']}) is yours, for {minutes} minutes.\n"
+        f"Run {run['id']} ({run['workflow_type']}) is yours{how_long}.\n"
         f"Input: {json.dumps(run['input_payload'], ensure_ascii=False)}\n"
-        f"Send a heartbeat now and every 5 minutes, with --session {run['session_id']}; then complete or fail it."
+        f"Send a heartbeat now and every 5 minutes, with --session {run['session_id']}"
+        f"{' --claim ' + answer['claim'] if answer.get('claim') else ''}; then complete or fail it."
     )
 
 
@@ -371,7 +417,11 @@ def parser() -> argparse.ArgumentParser:
     run = argparse.ArgumentParser(add_help=False, parents=[shared])
     run.add_argument("run_id", type=hq_command.item_id, help="id of the run")
     run.add_argument("--session", required=True, type=session_name, help="the session that works on it")
-    usage = argparse.ArgumentParser(add_help=False, parents=[run])
+    held = argparse.ArgumentParser(add_help=False, parents=[run])
+    held.add_argument(
+        "--claim", type=claim_name, help="the claim it is for, as `claim` printed it; default: the latest"
+    )
+    usage = argparse.ArgumentParser(add_help=False, parents=[held])
     usage.add_argument("--cost-usd", type=cost, help="what it has cost so far, in all")
     for kind in ("input", "output", "cached"):
         usage.add_argument(
@@ -390,7 +440,7 @@ def parser() -> argparse.ArgumentParser:
     complete.add_argument("--output", type=json_value, help="what came of it, as JSON")
     fail = commands.add_parser("fail", parents=[usage], help="it cannot be done")
     fail.add_argument("--error", required=True, help="why")
-    commands.add_parser("release", parents=[run], help="give it back to the queue")
+    commands.add_parser("release", parents=[held], help="give it back to the queue")
     commands.add_parser("stats", parents=[shared], help="the queue as a whole")
     return main_parser
 

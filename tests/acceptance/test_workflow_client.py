@@ -133,6 +133,49 @@ def test_the_token_of_a_claim_is_kept_and_fences(runs: Workflows, agent: Agent) 
     assert agent("heartbeat", str(run), "--session", "s", code=3)["code"] == "not_yours"
 
 
+@pytest.mark.parametrize("told_by", ["wake", "--claim"])
+def test_c25_a_late_command_of_an_earlier_attempt_changes_nothing(runs: Workflows, agent: Agent, told_by: str) -> None:
+    """One session name and one lease book through both attempts."""
+    run = runs.run()
+    here: list[tuple[tuple[str, ...], dict[str, str]]] = []
+    for _ in range(2):
+        runs.tick()
+        wake = {"DISPATCHER_WAKE_ID": str(uuid.uuid4())} if told_by == "wake" else {}
+        claimed = agent("claim", str(run), "--session", "main", **wake)
+        here.append((() if told_by == "wake" else ("--claim", claimed["claim"]), wake))
+        if len(here) == 1:
+            runs.shift(run, "last_heartbeat_at", 700), runs.shift(run, "claimed_at", 700)
+            runs.tick()
+    before = runs.row(run)
+    (first, first_wake), (second, second_wake) = here
+    for command in (("heartbeat",), ("complete", "--output", "1"), ("fail", "--error", "x"), ("release",)):
+        late = agent(command[0], str(run), "--session", "main", *command[1:], *first, code=3, **first_wake)
+        assert late["code"] == "not_yours"
+    assert runs.row(run) == before
+    assert agent("complete", str(run), "--session", "main", *second, **second_wake)["status"] == "completed"
+
+
+def test_c25_a_claim_nobody_noted_is_refused_here(runs: Workflows, agent: Agent) -> None:
+    run = runs.run()
+    runs.tick()
+    agent("claim", str(run), "--session", "s")
+    refused = agent("complete", str(run), "--session", "s", "--claim", "0a1b2c3d", code=3)
+    assert refused["code"] == "unknown_claim"
+    assert runs.status(run) == "claimed"
+
+
+def test_c02_a_run_somebody_holds_is_asked_for_again(runs: Workflows, agent: Agent) -> None:
+    run = runs.run()
+    runs.tick()
+    with runs.database.connect() as other:
+        other.execute("begin")
+        other.execute("select from workflow_runs for update")
+        timer = threading.Timer(3.0, other.execute, ["rollback"])
+        timer.start()
+        assert agent("claim", str(run), "--session", "s")["status"] == "claimed"
+        timer.join()
+
+
 def test_a_wake_of_the_daemon_is_named_with_the_claim(runs: Workflows, agent: Agent) -> None:
     coder = runs.seed.agent("coder")
     run = runs.run()

@@ -52,23 +52,34 @@ class Daemon:
         assert row is not None
         self.id = row["answer"]["instance_id"]
 
-    def tick(self) -> dict[str, Any]:
-        settings = Jsonb({"workflow_batch_size": BATCH})
+    def phase(self, phase: str, facts: dict[str, Any] | None = None) -> dict[str, Any]:
         row = self.connection.execute(
-            "select public.dispatch_workflows(%s, %s) as answer", (self.id, settings)
+            "select public.dispatch_workflows(%s, %s, %s) as answer",
+            (self.id, phase, None if facts is None else Jsonb(facts)),
         ).fetchone()
         assert row is not None
         answer: dict[str, Any] = row["answer"]
         return answer
 
+    def tick(self) -> dict[str, Any]:
+        """One tick as the service makes it: a look, one pass of each phase that is due, a note."""
+        tick: dict[str, Any] = {"errors": [], "dispatched": 0}
+        for phase in self.phase("look")["due"]:
+            answer = self.phase(phase)
+            tick |= {**answer, "errors": tick["errors"] + answer["errors"]}
+        self.phase("note", {"dispatched": tick["dispatched"]})
+        return tick
+
     def dispatch_all(self) -> None:
         """Ticks until the queue is empty, as the service does: on while there is more, a moment when another has it."""
-        while True:
-            answer = self.tick()
-            if answer["busy"]:
-                time.sleep(BUSY_SECONDS)
-            elif not answer["again"]:
-                return
+        while "dispatched" in self.phase("look")["due"]:
+            again = True
+            while again:
+                answer = self.phase("dispatched")
+                again = answer["again"]
+                if answer["busy"]:
+                    time.sleep(BUSY_SECONDS)
+            self.phase("note", {"dispatched": 0})
 
 
 @contextmanager

@@ -166,7 +166,7 @@ class Daemon:
 
     def _build_workflows(self) -> list[PeriodicService]:
         settings, interval = self._settings, self._settings.workflow_poll_interval
-        self._workflow_store = WorkflowStore(self._rest, lambda: self._instance_id, workflow_settings(settings))
+        self._workflow_store = WorkflowStore(self._rest, lambda: self._instance_id)
         openclaw = OpenclawCommand(self._executable, self._child_environment, self._ending.is_set)
         stopper = ProcessStopper(self._supervisor.stop)
         notifier = Notifier(
@@ -575,7 +575,8 @@ class Daemon:
         }
         settings = self._settings
         try:
-            return self._instances.register(settings.tenant_id, settings.gateway_id, identity, wake_settings(settings))
+            registered = wake_settings(settings) | workflow_settings(settings)
+            return self._instances.register(settings.tenant_id, settings.gateway_id, identity, registered)
         except RestError as error:
             if error.code == MISSING_FUNCTION:
                 raise MigrationsMissing(

@@ -42,6 +42,28 @@ CREATE TYPE dispatcher.claimant AS (
 
 COMMENT ON TYPE dispatcher.claimant IS 'The daemon that claims, with its settings.';
 
+CREATE TYPE dispatcher.evaluated_budget AS (
+	id uuid,
+	name text,
+	scope text,
+	scope_id text,
+	period text,
+	period_key text,
+	starts_at timestamp with time zone,
+	ends_at timestamp with time zone,
+	action text,
+	fail_closed boolean,
+	cap_usd numeric,
+	cap_tokens numeric,
+	settled_usd numeric,
+	settled_tokens numeric,
+	reserved_usd numeric,
+	reserved_tokens numeric,
+	error text
+);
+
+COMMENT ON TYPE dispatcher.evaluated_budget IS 'An active budget in its running period: what is settled in it and what active runs reserve. error: why it cannot be evaluated.';
+
 CREATE TYPE dispatcher.gate_facts AS (
 	agent_id uuid,
 	agent_slug text,
@@ -64,6 +86,53 @@ CREATE TYPE dispatcher.gate_facts AS (
 );
 
 COMMENT ON TYPE dispatcher.gate_facts IS 'What the gates look at, read in one snapshot. failures: in effect, 0 when an item from outside is newer than the last end. due_item_ids: the three oldest. live_on_gateway: what the cap counts.';
+
+CREATE TYPE dispatcher.money AS (
+	estimates jsonb,
+	budgets dispatcher.evaluated_budget[],
+	error text
+);
+
+COMMENT ON TYPE dispatcher.money IS 'Estimates per type and evaluated budgets; error: why they cannot be evaluated.';
+
+CREATE TYPE dispatcher.run_choice AS (
+	run_id uuid,
+	agent_id text,
+	gateway_id uuid,
+	usd numeric,
+	tokens numeric
+);
+
+COMMENT ON TYPE dispatcher.run_choice IS 'A run that goes out: to which agent of which gateway, and what is reserved for it.';
+
+CREATE TYPE dispatcher.tick AS (
+	instance_id uuid,
+	tenant_id uuid,
+	gateway_id uuid,
+	settings public.dispatcher_settings
+);
+
+COMMENT ON TYPE dispatcher.tick IS 'For whom a phase runs, with which settings.';
+
+CREATE TYPE dispatcher.waiting_group AS (
+	workflow_type text,
+	pinned_agent_id text,
+	agent_id text,
+	department_id text,
+	gateway_id uuid,
+	is_open boolean,
+	due bigint,
+	oldest timestamp with time zone,
+	priorities integer[],
+	route_priority integer,
+	slots bigint,
+	usd numeric,
+	tokens numeric,
+	verdict text,
+	holders uuid[]
+);
+
+COMMENT ON TYPE dispatcher.waiting_group IS 'Queued runs that are due, of one type and agent: equal before slots and budgets. is_open: it has an agent, and its route is not disabled.';
 
 CREATE TYPE public.actor_type AS ENUM (
     'human',
@@ -136,6 +205,57 @@ CREATE TYPE public.task_status AS ENUM (
     'missed'
 );
 
+CREATE FUNCTION dispatcher.active_runs(p_tenant_id uuid) RETURNS TABLE(workflow_type text, number bigint)
+    LANGUAGE sql STABLE
+    SET search_path TO ''
+    AS $$
+  -- A held run keeps its slot: it returns to it whenever it is let go.
+  select run.workflow_type, count(*) from public.workflow_runs as run
+   where run.tenant_id = p_tenant_id
+     and (run.status in ('dispatched', 'claimed', 'running') or run.paused_from in ('dispatched', 'claimed', 'running'))
+   group by run.workflow_type
+$$;
+
+COMMENT ON FUNCTION dispatcher.active_runs(p_tenant_id uuid) IS 'How many slots of each type are taken.';
+
+CREATE FUNCTION dispatcher.add_reference_routes(p_tenant_id uuid) RETURNS jsonb
+    LANGUAGE sql
+    SET search_path TO ''
+    AS $$
+  with seeded as (
+    insert into public.workflow_agent_routing (tenant_id, workflow_type, agent_id)
+    select p_tenant_id, mapping.workflow_type, mapping.agent_id from (values
+      ('citation-improvement', 'affiliate-editorial'), ('affiliate-article', 'affiliate-editorial'), ('code-change', 'code-change'),
+      ('image-generation', 'comfyui-image-agent'), ('qa-review', 'qa-review'), ('incident-investigation', 'incident-investigation'),
+      ('system-improvement-scan', 'main'), ('improvement-suggestion', 'coder')) as mapping (workflow_type, agent_id)
+    on conflict (tenant_id, workflow_type) do nothing
+    returning workflow_type, agent_id)
+  select jsonb_build_object('applied', true, 'code', 'ok', 'seeded', count(*), 'routes',
+           coalesce(jsonb_agg(jsonb_build_object('workflow_type', workflow_type, 'agent_id', agent_id) order by workflow_type), '[]'))
+    from seeded
+$$;
+
+COMMENT ON FUNCTION dispatcher.add_reference_routes(p_tenant_id uuid) IS 'Adds the reference routes that a tenant has not; answers which.';
+
+CREATE FUNCTION dispatcher.add_stopped_runs(p_budget dispatcher.evaluated_budget, p_run_ids uuid[]) RETURNS void
+    LANGUAGE sql
+    SET search_path TO ''
+    AS $$
+  -- The ids of the first thousand, so that the row stays small however many passes add to it; the number of all.
+  update public.budget_events as event
+     set detail = event.detail || jsonb_build_object(
+           'cancelled_run_ids', (select coalesce(jsonb_agg(listed.value), '[]') from (
+               select told.value from jsonb_array_elements(
+                   coalesce(event.detail -> 'cancelled_run_ids', '[]') || to_jsonb(p_run_ids)) with ordinality as told
+                order by told.ordinality limit 1000) as listed),
+           'cancelled_runs', coalesce((event.detail ->> 'cancelled_runs')::bigint, 0) + cardinality(p_run_ids))
+   where event.id in (select known.id from public.budget_events as known
+                       where known.budget_id = p_budget.id and known.period_key = p_budget.period_key
+                         and known.event_kind = 'hard_stopped' for update skip locked)
+$$;
+
+COMMENT ON FUNCTION dispatcher.add_stopped_runs(p_budget dispatcher.evaluated_budget, p_run_ids uuid[]) IS 'Adds runs that a hard stop has cancelled to its event of the period: cancelled_runs counts all, cancelled_run_ids has the first 1,000.';
+
 CREATE FUNCTION dispatcher.agents_to_settle(p_sweeper dispatcher.claimant, p_limit integer) RETURNS SETOF uuid
     LANGUAGE sql STABLE
     SET search_path TO ''
@@ -197,15 +317,22 @@ $$;
 
 COMMENT ON FUNCTION dispatcher.apply_report(p_report jsonb) IS 'One report {report: started|ended, wake_id, claim_token, …}; what raises for one is its own answer (code error).';
 
-CREATE FUNCTION dispatcher.audit_workflow_action(p_tenant_id uuid, p_actor text, p_action text, p_class text, p_severity text, p_target text, p_before jsonb, p_after jsonb, p_allowed boolean DEFAULT true) RETURNS void
-    LANGUAGE sql
+CREATE FUNCTION dispatcher.audit_workflow_action(p_tenant_id uuid, p_actor text, p_action text, p_target text, p_before jsonb, p_after jsonb, p_allowed boolean DEFAULT true) RETURNS void
+    LANGUAGE plpgsql
     SET search_path TO ''
     AS $$
+begin
   insert into public.workflow_audit_log (tenant_id, actor, action, class, severity, target, before, after, allowed)
-  values (p_tenant_id, coalesce(nullif(p_actor, ''), 'unknown'), p_action, p_class, p_severity, p_target, p_before, p_after, p_allowed)
+  values (p_tenant_id, coalesce(nullif(left(p_actor, 300), ''), 'unknown'), p_action, 'intervention', 'warning', p_target,
+          p_before, p_after, p_allowed);
+  perform dispatcher.settle_constraints('public.workflow_audit_log');
+exception when others then
+  if dispatcher.must_abort(sqlstate) then raise; end if;
+  perform dispatcher.note_fault(p_tenant_id, null, 'audit of ' || p_action, format('%s (%s)', sqlerrm, sqlstate));
+end
 $$;
 
-COMMENT ON FUNCTION dispatcher.audit_workflow_action(p_tenant_id uuid, p_actor text, p_action text, p_class text, p_severity text, p_target text, p_before jsonb, p_after jsonb, p_allowed boolean) IS 'One line in workflow_audit_log.';
+COMMENT ON FUNCTION dispatcher.audit_workflow_action(p_tenant_id uuid, p_actor text, p_action text, p_target text, p_before jsonb, p_after jsonb, p_allowed boolean) IS 'One line in workflow_audit_log. A side write: when it fails, what it tells of is done all the same and the fault is noted.';
 
 CREATE FUNCTION dispatcher.base_objects() RETURNS TABLE(kind text, name text, comment text)
     LANGUAGE sql IMMUTABLE
@@ -265,10 +392,12 @@ begin
   update public.workflow_claims as claim
      set cost_usd = coalesce((v_usage ->> 'cost_usd')::numeric, cost_usd),
          tokens = case when v_usage ?| array['input_tokens', 'output_tokens']
-                       then coalesce((v_usage ->> 'input_tokens')::bigint, 0) + coalesce((v_usage ->> 'output_tokens')::bigint, 0) else tokens end,
+                       then dispatcher.known_tokens((v_usage ->> 'input_tokens')::bigint, (v_usage ->> 'output_tokens')::bigint)
+                       else tokens end,
          accounted_at = coalesce(accounted_at, now())
    where claim.claim_token = (select lost.claim_token from public.workflow_claims as lost
-                               where lost.tenant_id = p_tenant_id and lost.run_id = p_run_id and lost.session_id = p_session and lost.ended_at is not null
+                               where lost.tenant_id = p_tenant_id and lost.run_id = p_run_id
+                                 and lost.session_id = p_session and lost.ended_at is not null
                                  and (p_claim_token is null or lost.claim_token = p_claim_token)
                                order by lost.claimed_at desc limit 1);
   return found;
@@ -375,8 +504,10 @@ begin
     return p_run;
   end if;
   update public.workflow_runs
-     set cost_estimate = coalesce((v_usage ->> 'cost_usd')::numeric, cost_estimate), input_tokens = coalesce((v_usage ->> 'input_tokens')::bigint, input_tokens),
-         output_tokens = coalesce((v_usage ->> 'output_tokens')::bigint, output_tokens), cached_tokens = coalesce((v_usage ->> 'cached_tokens')::bigint, cached_tokens),
+     set cost_estimate = coalesce((v_usage ->> 'cost_usd')::numeric, cost_estimate),
+         input_tokens = coalesce((v_usage ->> 'input_tokens')::bigint, input_tokens),
+         output_tokens = coalesce((v_usage ->> 'output_tokens')::bigint, output_tokens),
+         cached_tokens = coalesce((v_usage ->> 'cached_tokens')::bigint, cached_tokens),
          model_id = coalesce(v_usage ->> 'model', model_id),
          reported_at = case when v_says_something then now() else reported_at end,
          accounted_at = case when v_says_something then coalesce(accounted_at, now()) else accounted_at end
@@ -398,11 +529,12 @@ begin
   end if;
 exception when others then
   -- The event stands in its table; dispatch goes on.
-  null;
+  if dispatcher.must_abort(sqlstate) then raise; end if;
+  perform dispatcher.note_fault(p_tenant_id, null, 'broadcast of a budget', format('%s (%s)', sqlerrm, sqlstate));
 end
 $_$;
 
-COMMENT ON FUNCTION dispatcher.broadcast_budget_event(p_tenant_id uuid, p_frame jsonb) IS 'Sends budget:breach to the private topic budgets (budgets:<tenant> for any but the default tenant). Never fails.';
+COMMENT ON FUNCTION dispatcher.broadcast_budget_event(p_tenant_id uuid, p_frame jsonb) IS 'Sends budget:breach to the private topic budgets (budgets:<tenant> for any but the default tenant). Never fails: the fault is noted.';
 
 CREATE FUNCTION dispatcher.broadcast_hints_available() RETURNS boolean
     LANGUAGE sql STABLE
@@ -414,6 +546,13 @@ CREATE FUNCTION dispatcher.broadcast_hints_available() RETURNS boolean
 $$;
 
 COMMENT ON FUNCTION dispatcher.broadcast_hints_available() IS 'Whether an insert is broadcast here: realtime.send exists and the insert trigger is in place and enabled.';
+
+CREATE FUNCTION dispatcher.broken_budgets(p_budgets dispatcher.evaluated_budget[]) RETURNS text
+    LANGUAGE sql STABLE
+    SET search_path TO ''
+    AS $$ select left(string_agg(format('%s: %s', b.name, b.error), '; '), 500) from unnest(p_budgets) as b where b.error is not null $$;
+
+COMMENT ON FUNCTION dispatcher.broken_budgets(p_budgets dispatcher.evaluated_budget[]) IS 'The budgets that cannot be evaluated, each with its error; NULL when all can.';
 
 CREATE FUNCTION dispatcher.budget_blocks(p_agent_id uuid, p_now timestamp with time zone) RETURNS boolean
     LANGUAGE plpgsql STABLE
@@ -440,93 +579,64 @@ $$;
 
 COMMENT ON FUNCTION dispatcher.budget_blocks(p_agent_id uuid, p_now timestamp with time zone) IS 'Whether the agent''s budget forbids a wake: exceeded with hard cutoff, in the running month, and still at or above its limit.';
 
-CREATE FUNCTION dispatcher.budget_frame(p_budget jsonb, p_kind text) RETURNS jsonb
+CREATE FUNCTION dispatcher.budget_frame(p_budget dispatcher.evaluated_budget, p_kind text) RETURNS jsonb
     LANGUAGE sql STABLE
     SET search_path TO ''
     AS $$
   select jsonb_build_object(
-    'id', concat_ws(':', p_budget ->> 'id', p_budget ->> 'period_key', p_kind), 'budget_id', p_budget ->> 'id', 'budget_name', p_budget ->> 'name',
-    'scope', p_budget ->> 'scope', 'scope_id', p_budget ->> 'scope_id', 'period', p_budget ->> 'period', 'period_key', p_budget ->> 'period_key',
-    'event_kind', p_kind, 'action', p_budget ->> 'action',
-    'spend_usd', (p_budget ->> 'settled_usd')::numeric + (p_budget ->> 'reserved_usd')::numeric,
-    'spend_tokens', trunc((p_budget ->> 'settled_tokens')::numeric + (p_budget ->> 'reserved_tokens')::numeric),
-    'cap_usd', p_budget -> 'cap_usd', 'cap_tokens', p_budget -> 'cap_tokens',
-    'message', format('Budget %s (%s) %s', p_budget ->> 'name', p_budget ->> 'period_key',
+    'id', concat_ws(':', p_budget.id, p_budget.period_key, p_kind), 'budget_id', p_budget.id, 'budget_name', p_budget.name,
+    'scope', p_budget.scope, 'scope_id', p_budget.scope_id, 'period', p_budget.period, 'period_key', p_budget.period_key,
+    'event_kind', p_kind, 'action', p_budget.action, 'spend_usd', p_budget.settled_usd + p_budget.reserved_usd,
+    'spend_tokens', trunc(p_budget.settled_tokens + p_budget.reserved_tokens), 'cap_usd', p_budget.cap_usd, 'cap_tokens', p_budget.cap_tokens,
+    'message', format('Budget %s (%s) %s', p_budget.name, p_budget.period_key,
       case p_kind when 'recovered' then 'has recovered: a new period began' when 'warned' then 'is over its cap'
                   when 'paused' then 'holds new runs' else 'has stopped its runs' end),
     'timestamp', to_char(now() at time zone 'UTC', 'YYYY-MM-DD"T"HH24:MI:SS.MS"Z"'))
 $$;
 
-COMMENT ON FUNCTION dispatcher.budget_frame(p_budget jsonb, p_kind text) IS 'What is broadcast of a budget event.';
+COMMENT ON FUNCTION dispatcher.budget_frame(p_budget dispatcher.evaluated_budget, p_kind text) IS 'What is broadcast of a budget event.';
 
-CREATE FUNCTION dispatcher.budget_holds(p_budgets jsonb, p_groups jsonb) RETURNS jsonb
-    LANGUAGE sql STABLE
-    SET search_path TO ''
-    AS $$
-  select coalesce(jsonb_object_agg(held.workflow_type, held.names), '{}')
-    from (select g.workflow_type, jsonb_agg(distinct b.value ->> 'name') as names
-            from jsonb_to_recordset(p_groups) as g (workflow_type text, holders uuid[])
-            join jsonb_array_elements(p_budgets) as b on (b.value ->> 'id')::uuid = any (g.holders)
-           group by g.workflow_type) as held
-$$;
-
-COMMENT ON FUNCTION dispatcher.budget_holds(p_budgets jsonb, p_groups jsonb) IS 'Of groups {workflow_type, holders}: the names of the budgets that hold each type.';
-
-CREATE FUNCTION dispatcher.budget_periods(p_tenant_id uuid, p_now timestamp with time zone) RETURNS jsonb
+CREATE FUNCTION dispatcher.budget_periods(p_tenant_id uuid, p_now timestamp with time zone) RETURNS TABLE(period text, timezone text, period_key text, starts_at timestamp with time zone, ends_at timestamp with time zone, error text)
     LANGUAGE plpgsql STABLE
     SET search_path TO ''
     AS $$
-declare
-  v_kind record;
-  v_period record;
-  v_periods jsonb := '{}';
 begin
-  for v_kind in select distinct period, timezone from public.budgets where tenant_id = p_tenant_id and active loop
+  for period, timezone in
+    select distinct budget.period, budget.timezone from public.budgets as budget where budget.tenant_id = p_tenant_id and budget.active
+  loop
     begin
-      select * into v_period from dispatcher.workflow_period(v_kind.period, v_kind.timezone, p_now);
-      v_periods := v_periods || jsonb_build_object(v_kind.period || ' ' || v_kind.timezone,
-        jsonb_build_object('period_key', v_period.period_key, 'starts_at', v_period.starts_at, 'ends_at', v_period.ends_at));
-    exception when query_canceled then
-      raise;
-    when others then
-      v_periods := v_periods || jsonb_build_object(v_kind.period || ' ' || v_kind.timezone, jsonb_build_object('error', format('%s (%s)', sqlerrm, sqlstate)));
+      error := null;
+      select running.period_key, running.starts_at, running.ends_at into period_key, starts_at, ends_at
+        from dispatcher.workflow_period(period, timezone, p_now) as running;
+    exception when others then
+      if dispatcher.must_abort(sqlstate) then raise; end if;
+      period_key := null; starts_at := null; ends_at := null;
+      error := format('%s (%s)', sqlerrm, sqlstate);
     end;
+    return next;
   end loop;
-  return v_periods;
 end
 $$;
 
-COMMENT ON FUNCTION dispatcher.budget_periods(p_tenant_id uuid, p_now timestamp with time zone) IS 'The running period of every kind the tenant''s active budgets have, by "period zone"; for a zone that is none, the error.';
+COMMENT ON FUNCTION dispatcher.budget_periods(p_tenant_id uuid, p_now timestamp with time zone) IS 'The running period of every kind the tenant''s active budgets have; for a zone that is none, the error.';
 
-CREATE FUNCTION dispatcher.budget_states(p_budgets jsonb) RETURNS TABLE(id uuid, name text, scope text, scope_id text, period text, period_key text, action text, fail_closed boolean, error text, cap numeric, settled numeric, reserved numeric, is_usd boolean)
-    LANGUAGE sql IMMUTABLE
-    SET search_path TO ''
-    AS $$
-  select b.id, b.name, b.scope, b.scope_id, b.period, b.period_key, b.action, b.fail_closed, b.error, coalesce(b.cap_usd, b.cap_tokens),
-         case when b.cap_usd is not null then b.settled_usd else b.settled_tokens end,
-         case when b.cap_usd is not null then b.reserved_usd else b.reserved_tokens end, b.cap_usd is not null
-    from jsonb_to_recordset(p_budgets) as b (
-      id uuid, name text, scope text, scope_id text, period text, period_key text, action text, fail_closed boolean, error text,
-      cap_usd numeric, cap_tokens numeric, settled_usd numeric, settled_tokens numeric, reserved_usd numeric, reserved_tokens numeric)
-$$;
-
-COMMENT ON FUNCTION dispatcher.budget_states(p_budgets jsonb) IS 'Evaluated budgets as rows, in the unit of their cap.';
-
-CREATE FUNCTION dispatcher.budget_verdict(p_budgets jsonb, p_agent_id text, p_department_id text, p_workflow_type text, p_usd numeric, p_tokens numeric, OUT verdict text, OUT holders uuid[], OUT warned integer) RETURNS record
+CREATE FUNCTION dispatcher.budget_verdict(p_budgets dispatcher.evaluated_budget[], p_agent_id text, p_department_id text, p_workflow_type text, p_usd numeric, p_tokens numeric, OUT verdict text, OUT holders uuid[], OUT warned integer) RETURNS record
     LANGUAGE sql IMMUTABLE
     SET search_path TO ''
     AS $$
   with hit as (
-    select b.id, b.action, b.error is not null as is_broken, b.fail_closed, b.settled >= b.cap as is_spent, b.settled + b.reserved >= b.cap as is_full,
-           b.settled + b.reserved + case when b.is_usd then p_usd else p_tokens end > b.cap as is_too_much
-      from dispatcher.budget_states(p_budgets) as b
+    select b.id, b.action, b.error is not null as is_broken, b.fail_closed,
+           case when b.cap_usd is not null then b.settled_usd else b.settled_tokens end as settled,
+           case when b.cap_usd is not null then b.reserved_usd else b.reserved_tokens end as reserved,
+           case when b.cap_usd is not null then p_usd else p_tokens end as one_more, coalesce(b.cap_usd, b.cap_tokens) as cap
+      from unnest(p_budgets) as b
      where case b.scope when 'fleet' then true when 'agent' then b.scope_id = p_agent_id when 'department' then b.scope_id = p_department_id
                         else b.scope_id = p_workflow_type end
   ), ranked as (
     select hit.id, case when is_broken then case when fail_closed then 2 else 0 end
-                        when action = 'hard_stop' and is_spent then 3
-                        when action <> 'warn' and (is_full or is_too_much) then 2
-                        when is_full then 1 else 0 end as weight
+                        when action = 'hard_stop' and settled >= cap then 3
+                        when action <> 'warn' and (settled + reserved >= cap or settled + reserved + one_more > cap) then 2
+                        when settled + reserved >= cap then 1 else 0 end as weight
       from hit
   )
   select (array['ok', 'ok', 'held', 'stopped'])[coalesce(max(weight), 0) + 1],
@@ -535,7 +645,23 @@ CREATE FUNCTION dispatcher.budget_verdict(p_budgets jsonb, p_agent_id text, p_de
     from ranked
 $$;
 
-COMMENT ON FUNCTION dispatcher.budget_verdict(p_budgets jsonb, p_agent_id text, p_department_id text, p_workflow_type text, p_usd numeric, p_tokens numeric, OUT verdict text, OUT holders uuid[], OUT warned integer) IS 'May one more run start that is expected to cost this much: ok, held (a pause, a hard stop whose rest is reserved, or a broken fail_closed budget), or stopped (a hard stop that is spent). The strictest budget wins; holders are all that say no.';
+COMMENT ON FUNCTION dispatcher.budget_verdict(p_budgets dispatcher.evaluated_budget[], p_agent_id text, p_department_id text, p_workflow_type text, p_usd numeric, p_tokens numeric, OUT verdict text, OUT holders uuid[], OUT warned integer) IS 'May one more run start that is expected to cost this much: ok, held (a pause, a hard stop whose rest is reserved, or a broken fail_closed budget), or stopped (a hard stop that is spent). The strictest budget wins; holders are all that say no.';
+
+CREATE FUNCTION dispatcher.budgets_named(p_tenant_id uuid, p_budget text, OUT active jsonb, OUT is_known boolean) RETURNS record
+    LANGUAGE sql STABLE
+    SET search_path TO ''
+    AS $$
+  with named as (
+    select budget.* from public.budgets as budget where budget.tenant_id = p_tenant_id and p_budget in (budget.id::text, budget.name)
+  )
+  select coalesce(jsonb_agg(jsonb_build_object('id', named.id, 'name', named.name, 'scope', named.scope, 'scope_id', named.scope_id,
+                                               'period', named.period)
+                            order by named.created_at, named.id) filter (where named.active), '[]'), count(*) > 0
+    from named
+   where named.id::text = p_budget or not exists (select from named as same where same.id::text = p_budget)  -- what is an id is no name
+$$;
+
+COMMENT ON FUNCTION dispatcher.budgets_named(p_tenant_id uuid, p_budget text, OUT active jsonb, OUT is_known boolean) IS 'The active budgets of an id or name, and whether there are any at all.';
 
 CREATE FUNCTION dispatcher.busy_agent(p_agent_id uuid) RETURNS jsonb
     LANGUAGE sql STABLE
@@ -543,6 +669,13 @@ CREATE FUNCTION dispatcher.busy_agent(p_agent_id uuid) RETURNS jsonb
     AS $$ select dispatcher.refusal(p_agent_id, (select agent.slug from public.agents as agent where agent.id = p_agent_id), 'busy', 1) $$;
 
 COMMENT ON FUNCTION dispatcher.busy_agent(p_agent_id uuid) IS 'The refusal of an agent of which another session holds a row.';
+
+CREATE FUNCTION dispatcher.cap_of(p_budget dispatcher.evaluated_budget) RETURNS numeric
+    LANGUAGE sql IMMUTABLE
+    SET search_path TO ''
+    AS $$ select coalesce(p_budget.cap_usd, p_budget.cap_tokens) $$;
+
+COMMENT ON FUNCTION dispatcher.cap_of(p_budget dispatcher.evaluated_budget) IS 'The cap of a budget, in USD or in tokens.';
 
 CREATE FUNCTION dispatcher.chained_items(p_sweeper dispatcher.claimant, p_limit integer) RETURNS TABLE(agent_id uuid, item_id uuid, chain_depth integer)
     LANGUAGE plpgsql STABLE
@@ -689,6 +822,16 @@ $$;
 
 COMMENT ON FUNCTION dispatcher.claim_waiting_wakes(p_instance_id uuid, p_limit integer, p_request uuid) IS 'Claims up to p_limit wakes from the waitlist of the instance''s gateway, longest waiting first, at most 500 looked at. One that may no longer be woken leaves the list, one that is busy keeps its place; neither hides anybody.';
 
+CREATE FUNCTION dispatcher.claimed_answer(p_code text, p_run public.workflow_runs) RETURNS jsonb
+    LANGUAGE sql STABLE
+    SET search_path TO ''
+    AS $$
+  select dispatcher.workflow_answer(p_code, p_run)
+         || jsonb_build_object('claim_token', p_run.claim_token, 'deadline_in', dispatcher.seconds_until(p_run.deadline_at))
+$$;
+
+COMMENT ON FUNCTION dispatcher.claimed_answer(p_code text, p_run public.workflow_runs) IS 'The answer to who holds a run now, with its fence; deadline_in (s) is NULL when the deadline is no known time.';
+
 CREATE FUNCTION dispatcher.clean_inbox_reason(p_reason text) RETURNS text
     LANGUAGE sql IMMUTABLE PARALLEL SAFE
     SET search_path TO ''
@@ -753,8 +896,10 @@ begin
     p_run.claimed_at := coalesce(p_run.claimed_at, p_run.started_at, now());
     p_run.claim_token := coalesce(p_run.claim_token, gen_random_uuid());
     p_run.last_heartbeat_at := coalesce(p_run.last_heartbeat_at, now());
-    p_run.deadline_at := coalesce(p_run.deadline_at, p_run.claimed_at
-      + make_interval(mins => dispatcher.workflow_timeout_minutes(p_run.tenant_id, p_run.workflow_type)));
+    if p_run.deadline_at is null then
+      p_run.deadline_at := dispatcher.deadline_of_run(p_run.claimed_at,
+        dispatcher.workflow_timeout_minutes(p_run.tenant_id, p_run.workflow_type));
+    end if;
   end if;
   if p_run.status in ('running', 'completed') then
     p_run.started_at := coalesce(p_run.started_at, p_run.claimed_at, p_run.finished_at, now());
@@ -820,7 +965,6 @@ CREATE TABLE public.agent_wakes (
     exit_code integer,
     error text,
     workflow_run_id uuid,
-    stop_cause text,
     CONSTRAINT agent_wakes_ended_has_time CHECK (((state = ANY (ARRAY['starting'::text, 'running'::text])) = (ended_at IS NULL))),
     CONSTRAINT agent_wakes_path_check CHECK ((path = ANY (ARRAY['event'::text, 'sweep'::text, 'waitlist'::text, 'due'::text, 'command'::text, 'workflow'::text]))),
     CONSTRAINT agent_wakes_running_has_pid CHECK (((state <> 'running'::text) OR ((pid IS NOT NULL) AND (started_at IS NOT NULL)))),
@@ -831,8 +975,6 @@ COMMENT ON TABLE public.agent_wakes IS 'One row per wake: one run of `openclaw a
 
 COMMENT ON COLUMN public.agent_wakes.workflow_run_id IS 'The orphaned run this wake was started for.';
 
-COMMENT ON COLUMN public.agent_wakes.stop_cause IS 'Set when the run its process works on was ended from outside: its instance stops the process.';
-
 CREATE FUNCTION dispatcher.dead_letters_of_wake(p_wake public.agent_wakes, p_known uuid[]) RETURNS uuid[]
     LANGUAGE sql STABLE
     SET search_path TO ''
@@ -842,6 +984,13 @@ CREATE FUNCTION dispatcher.dead_letters_of_wake(p_wake public.agent_wakes, p_kno
 $$;
 
 COMMENT ON FUNCTION dispatcher.dead_letters_of_wake(p_wake public.agent_wakes, p_known uuid[]) IS 'Items the agent itself failed for good in a wake, without p_known.';
+
+CREATE FUNCTION dispatcher.deadline_of_run(p_claimed_at timestamp with time zone, p_minutes integer) RETURNS timestamp with time zone
+    LANGUAGE sql STABLE
+    SET search_path TO ''
+    AS $$ select least(p_claimed_at, now() + interval '1 year') + make_interval(mins => p_minutes) $$;
+
+COMMENT ON FUNCTION dispatcher.deadline_of_run(p_claimed_at timestamp with time zone, p_minutes integer) IS 'When a claim runs out. A claim from beyond any clock counts from a year ahead, so that no sum overflows.';
 
 CREATE FUNCTION dispatcher.depth_of_post(p_wake public.agent_wakes) RETURNS integer
     LANGUAGE sql STABLE
@@ -855,100 +1004,52 @@ $$;
 
 COMMENT ON FUNCTION dispatcher.depth_of_post(p_wake public.agent_wakes) IS 'How long the chain of wakes behind a post is; 0 outside a wake.';
 
-CREATE FUNCTION dispatcher.dispatch_queued_runs(p_tenant_id uuid, p_settings jsonb, p_estimates jsonb, p_budgets jsonb) RETURNS jsonb
+CREATE FUNCTION dispatcher.dispatch_queued_runs(p_tick dispatcher.tick) RETURNS jsonb
     LANGUAGE plpgsql
     SET search_path TO ''
     AS $$
 declare
-  v_batch constant integer := (p_settings ->> 'workflow_batch_size')::integer;
-  v_groups jsonb;
-  v_candidate record;
-  v_gate record;
-  v_taken jsonb := '{}';
-  v_closed text[] := '{}';
-  v_number integer := 0;
-  v_held integer;
-  v_warned integer := 0;
-  v_errors jsonb := '[]';
+  v_batch constant integer := (p_tick.settings).workflow_batch_size;
+  v_gateways constant uuid[] := dispatcher.held_gateways(p_tick);
+  v_types constant text[] := dispatcher.lock_routes(p_tick);
+  v_money constant dispatcher.money := dispatcher.read_money(p_tick);
+  v_tight constant dispatcher.evaluated_budget[] := dispatcher.tight_budgets(v_money.budgets, v_money.estimates, v_batch + 500);
+  v_groups constant dispatcher.waiting_group[] := dispatcher.waiting_groups(p_tick.tenant_id, v_money.estimates, v_tight);
+  v_unheld constant dispatcher.waiting_group[] := dispatcher.unheld_groups(v_groups, p_tick.tenant_id, v_types, v_gateways);
+  v_done jsonb;
+  v_held bigint;
+  v_told text;
+  v_broken constant text := dispatcher.broken_budgets(v_money.budgets);
 begin
   perform dispatcher.note_workflow_actor('dispatcher', 'dispatched');
-  select 'ok' as verdict, '{}'::uuid[] as holders, 0 as warned into v_gate;
-  -- Locked before they are counted: a pass that waited here counts what the other one did.
-  perform from public.workflow_agent_routing where tenant_id = p_tenant_id order by workflow_type for update;
-  v_groups := dispatcher.waiting_workflow_groups(p_tenant_id, p_estimates, p_budgets);
-  select coalesce(sum(g.due), 0) into v_held from jsonb_to_recordset(v_groups) as g (due integer, verdict text) where g.verdict <> 'ok';
-  for v_candidate in
-    select g.workflow_type, g.agent_id, g.department_id, g.slots, g.usd, g.tokens, g.due, pick.id
-      from jsonb_to_recordset(v_groups) as g (workflow_type text, pinned text, agent_id text, department_id text, due integer, oldest timestamptz, priorities jsonb,
-                                              route_priority integer, slots integer, usd numeric, tokens numeric, verdict text)
-      cross join lateral jsonb_array_elements_text(g.priorities) as level
-      -- Of one priority the oldest goes first whatever waiting adds, so the oldest few of each are all that can go out.
-      cross join lateral (
-        select run.id, run.priority, run.queued_at from public.workflow_runs as run
-         where run.tenant_id = p_tenant_id and run.workflow_type = g.workflow_type and run.priority = level.value::integer and run.status = 'queued'
-           and run.pinned_agent_id is not distinct from g.pinned and (run.next_attempt_at is null or run.next_attempt_at <= now())
-         order by run.queued_at
-         limit least(g.slots, v_batch) + 20) as pick
-     where g.verdict = 'ok' and g.slots > 0
-     -- A group ages as its oldest run does, and its runs among themselves: minutes of waiting must not outweigh what a run is worth.
-     order by g.route_priority::bigint + dispatcher.workflow_age_points(g.oldest, now()) desc,
-              pick.priority::bigint + dispatcher.workflow_age_points(pick.queued_at, now()) desc, pick.queued_at, pick.id
-  loop
-    exit when v_number >= v_batch;
-    continue when coalesce((v_taken ->> v_candidate.workflow_type)::integer, 0) >= v_candidate.slots
-               or concat_ws('|', v_candidate.workflow_type, v_candidate.agent_id) = any (v_closed);
-    begin
-      if p_budgets <> '[]' then
-        select * into v_gate from dispatcher.budget_verdict(p_budgets, v_candidate.agent_id, v_candidate.department_id, v_candidate.workflow_type,
-                                                        v_candidate.usd, v_candidate.tokens);
-      end if;
-      if v_gate.verdict <> 'ok' then
-        v_closed := v_closed || concat_ws('|', v_candidate.workflow_type, v_candidate.agent_id);
-        v_held := v_held + 1;
-        v_groups := v_groups || jsonb_build_object('workflow_type', v_candidate.workflow_type, 'verdict', v_gate.verdict, 'holders', v_gate.holders);
-        continue;
-      end if;
-      perform from public.workflow_runs where id = v_candidate.id and status = 'queued' for update skip locked;
-      continue when not found;
-      perform dispatcher.dispatch_workflow_run(v_candidate.id, v_candidate.agent_id, v_candidate.usd, v_candidate.tokens);
-      if p_budgets <> '[]' then
-        p_budgets := dispatcher.reserve_in_budgets(p_budgets, v_candidate.agent_id, v_candidate.department_id, v_candidate.workflow_type, v_candidate.usd,
-                                               v_candidate.tokens);
-      end if;
-      v_taken := v_taken || jsonb_build_object(v_candidate.workflow_type, coalesce((v_taken ->> v_candidate.workflow_type)::integer, 0) + 1);
-      v_number := v_number + 1;
-      v_warned := v_warned + least(v_gate.warned, 1);
-    exception when query_canceled or lock_not_available or deadlock_detected or serialization_failure then
-      raise;
-    when others then
-      v_errors := v_errors || jsonb_build_object('phase', 'dispatched', 'run_id', v_candidate.id, 'error', sqlerrm, 'error_code', sqlstate);
-    end;
-  end loop;
-  perform dispatcher.note_held_runs(p_tenant_id, p_budgets, array(
-    select distinct unnest(h.holders) from jsonb_to_recordset(v_groups) as h (holders uuid[], verdict text) where h.verdict = 'held'));
-  return jsonb_build_object('dispatched', v_number, 'held', v_held, 'held_by', dispatcher.budget_holds(p_budgets, v_groups), 'warned', v_warned, 'budgets', p_budgets, 'errors', v_errors, 'full', v_number >= v_batch);
+  v_done := dispatcher.hand_out(p_tick.tenant_id, v_unheld, v_tight, v_batch);
+  v_told := dispatcher.tell_of_money(p_tick, v_money, array(select budget_id from dispatcher.holds_of(v_groups, v_done -> 'closed')));
+  select coalesce(sum(g.due), 0) into v_held from unnest(v_groups) as g where g.verdict = 'held' and g.is_open;
+  return jsonb_build_object(
+    'dispatched', v_done -> 'dispatched', 'held', v_held + jsonb_array_length(v_done -> 'closed'), 'warned', v_done -> 'warned',
+    'held_by', dispatcher.held_by(v_groups, v_done -> 'closed', v_money.budgets), 'errors', v_done -> 'errors',
+    'locked', cardinality(v_groups) - cardinality(v_unheld), 'again', (v_done ->> 'dispatched')::integer >= v_batch,
+    'budget_error', coalesce(v_broken, v_money.error, v_told), 'budgets_open', v_money.error is not null or v_broken is not null);
 end
 $$;
 
-COMMENT ON FUNCTION dispatcher.dispatch_queued_runs(p_tenant_id uuid, p_settings jsonb, p_estimates jsonb, p_budgets jsonb) IS 'Hands out queued runs: groups that are held or full are left out before anything is limited; then by route priority, run priority and age, each with what its waiting adds. A run whose row cannot be dispatched is named and hides nobody.';
+COMMENT ON FUNCTION dispatcher.dispatch_queued_runs(p_tick dispatcher.tick) IS 'Hands out queued runs: by route priority, run priority and age, each with what its waiting adds. {dispatched, held, held_by, warned, locked (groups whose route or gateway another session holds), errors, budget_error, budgets_open, again}.';
 
-CREATE FUNCTION dispatcher.dispatch_workflow_run(p_run_id uuid, p_agent_id text, p_usd numeric, p_tokens numeric) RETURNS void
+CREATE FUNCTION dispatcher.dispatch_runs(p_runs dispatcher.run_choice[]) RETURNS void
     LANGUAGE plpgsql
     SET search_path TO ''
     AS $$
 begin
-  with dispatched as (
-    update public.workflow_runs
-       set status = 'dispatched', owner_agent_id = p_agent_id, dispatched_at = now(), dispatch_attempts = dispatch_attempts + 1, reserved_usd = p_usd,
-           reserved_tokens = p_tokens, next_attempt_at = null, blocker_type = null, blocker_description = null
-     where id = p_run_id returning id, tenant_id, dispatch_attempts)
-  insert into public.workflow_notifications (tenant_id, run_id, attempt, agent_id, gateway_id)
-  select tenant_id, id, dispatch_attempts, p_agent_id, dispatcher.gateway_of_workflow_agent(tenant_id, p_agent_id) from dispatched
-  on conflict (run_id, attempt) do nothing;
+  update public.workflow_runs as run
+     set status = 'dispatched', owner_agent_id = chosen.agent_id, dispatched_at = now(),
+         dispatch_attempts = least(run.dispatch_attempts, 2147483646) + 1, reserved_usd = chosen.usd,
+         reserved_tokens = least(chosen.tokens, 1e18), next_attempt_at = null, blocker_type = null, blocker_description = null
+    from unnest(p_runs) as chosen where run.id = chosen.run_id;
+  perform dispatcher.owe_notifications(p_runs);
 end
 $$;
 
-COMMENT ON FUNCTION dispatcher.dispatch_workflow_run(p_run_id uuid, p_agent_id text, p_usd numeric, p_tokens numeric) IS 'Hands a run to an agent: one update, with its reservation, and the notification that is owed for it.';
+COMMENT ON FUNCTION dispatcher.dispatch_runs(p_runs dispatcher.run_choice[]) IS 'Hands runs, which the caller has locked, to their agents: with their reservations, and the notifications that are owed for them.';
 
 CREATE FUNCTION dispatcher.dispatcher_gateway_topic(p_gateway_id uuid) RETURNS text
     LANGUAGE sql IMMUTABLE
@@ -956,6 +1057,31 @@ CREATE FUNCTION dispatcher.dispatcher_gateway_topic(p_gateway_id uuid) RETURNS t
     AS $$ select 'gateway:' || p_gateway_id::text $$;
 
 COMMENT ON FUNCTION dispatcher.dispatcher_gateway_topic(p_gateway_id uuid) IS 'The private Realtime topic of a gateway.';
+
+CREATE FUNCTION dispatcher.drop_notifications(p_run_ids uuid[]) RETURNS void
+    LANGUAGE sql
+    SET search_path TO ''
+    AS $$
+  -- One that somebody holds is dropped when it is claimed: its run has moved on.
+  update public.workflow_notifications set state = 'obsolete'
+   where id in (select note.id from public.workflow_notifications as note
+                 where note.run_id = any (p_run_ids) and note.state = 'pending' for update skip locked)
+$$;
+
+COMMENT ON FUNCTION dispatcher.drop_notifications(p_run_ids uuid[]) IS 'Nobody has to be told of these runs any more. Never waits.';
+
+CREATE FUNCTION dispatcher.drop_outdated_notifications(p_tenant_id uuid, p_limit integer) RETURNS void
+    LANGUAGE sql
+    SET search_path TO ''
+    AS $$
+  update public.workflow_notifications set state = 'obsolete', claim_token = null, claimed_until = null
+   where id in (select note.id from public.workflow_notifications as note join public.workflow_runs as run on run.id = note.run_id
+                 where note.tenant_id = p_tenant_id and (note.state = 'pending' or (note.state = 'sending' and note.claimed_until < now()))
+                   and (run.status <> 'dispatched' or run.dispatch_attempts <> note.attempt)
+                 limit p_limit for update of note skip locked)
+$$;
+
+COMMENT ON FUNCTION dispatcher.drop_outdated_notifications(p_tenant_id uuid, p_limit integer) IS 'Drops notifications whose run has moved on. Never waits.';
 
 CREATE FUNCTION dispatcher.drop_retired_objects() RETURNS void
     LANGUAGE plpgsql
@@ -987,6 +1113,20 @@ end
 $_$;
 
 COMMENT ON FUNCTION dispatcher.drop_retired_objects() IS 'Drops the functions, views and triggers of earlier versions. An object of somebody else that depends on one stops it, and is named.';
+
+CREATE FUNCTION dispatcher.due_queue(p_tenant_id uuid) RETURNS TABLE(workflow_type text, pinned_agent_id text, due bigint, oldest timestamp with time zone, priorities integer[])
+    LANGUAGE sql STABLE
+    SET search_path TO ''
+    AS $$
+  select level.workflow_type, level.pinned_agent_id, sum(level.due)::bigint, min(level.oldest), array_agg(level.priority)
+    from (select run.workflow_type, run.pinned_agent_id, run.priority, count(*) as due, min(run.queued_at) as oldest
+            from public.workflow_runs as run
+           where run.tenant_id = p_tenant_id and run.status = 'queued' and (run.next_attempt_at is null or run.next_attempt_at <= now())
+           group by run.workflow_type, run.pinned_agent_id, run.priority) as level
+   group by level.workflow_type, level.pinned_agent_id
+$$;
+
+COMMENT ON FUNCTION dispatcher.due_queue(p_tenant_id uuid) IS 'What is queued and due, by type and pin: how many, since when, of which priorities.';
 
 CREATE FUNCTION dispatcher.end_wake(p_wake_id uuid, p_claim_token uuid, p_ending text, p_exit_code integer, p_error text) RETURNS jsonb
     LANGUAGE plpgsql
@@ -1054,54 +1194,6 @@ $$;
 
 COMMENT ON FUNCTION dispatcher.end_workflow_claim(p_run public.workflow_runs, p_as text) IS 'Closes the present claim of a run in the history of claims.';
 
-CREATE FUNCTION dispatcher.enforce_budgets(p_tenant_id uuid, p_budgets jsonb, p_estimates jsonb, OUT stopped integer, OUT budgets jsonb, OUT event_error text) RETURNS record
-    LANGUAGE plpgsql
-    SET search_path TO ''
-    AS $$
-declare
-  v_budget record;
-  v_ids uuid[];
-begin
-  stopped := 0;
-  budgets := p_budgets;
-  begin
-    perform dispatcher.record_budget_recoveries(p_tenant_id, p_budgets);
-  exception when query_canceled or lock_not_available or deadlock_detected or serialization_failure then
-    raise;
-  when others then
-    event_error := format('%s (%s)', sqlerrm, sqlstate);
-  end;
-  for v_budget in
-    select b.value
-      from dispatcher.budget_states(p_budgets) as state
-      join jsonb_array_elements(p_budgets) as b on (b.value ->> 'id')::uuid = state.id
-     where state.error is null and state.action = 'hard_stop' and state.settled >= state.cap
-     order by state.id
-  loop
-    v_ids := dispatcher.stop_runs_of_budget(p_tenant_id, v_budget.value);
-    event_error := coalesce(dispatcher.tell_budget_event(p_tenant_id, v_budget.value, 'hard_stopped', jsonb_build_object('cancelled_run_ids', to_jsonb(v_ids))),
-                            event_error);
-    stopped := stopped + cardinality(v_ids);
-  end loop;
-  if stopped > 0 then
-    -- What was stopped reserves nothing any more, and that may have been what filled another budget.
-    budgets := dispatcher.evaluate_budgets(p_tenant_id, p_estimates);
-  end if;
-  for v_budget in
-    select b.value, state.action
-      from dispatcher.budget_states(budgets) as state
-      join jsonb_array_elements(budgets) as b on (b.value ->> 'id')::uuid = state.id
-     where state.error is null and state.action <> 'hard_stop' and state.settled + state.reserved >= state.cap
-     order by state.id
-  loop
-    event_error := coalesce(dispatcher.tell_budget_event(p_tenant_id, v_budget.value, case v_budget.action when 'warn' then 'warned' else 'paused' end, '{}'),
-                            event_error);
-  end loop;
-end
-$$;
-
-COMMENT ON FUNCTION dispatcher.enforce_budgets(p_tenant_id uuid, p_budgets jsonb, p_estimates jsonb, OUT stopped integer, OUT budgets jsonb, OUT event_error text) IS 'What follows from evaluated budgets whatever is queued: recoveries, hard stops, one event per breach. Answers how many runs were stopped, and the budgets as they stand after that.';
-
 CREATE FUNCTION dispatcher.ensure_type(p_name text, p_attributes text) RETURNS void
     LANGUAGE plpgsql
     SET search_path TO ''
@@ -1143,43 +1235,31 @@ $$;
 
 COMMENT ON FUNCTION dispatcher.escalate_leased_item(p_item_id uuid, p_reason text) IS 'Writes that an item, which the caller holds under its lease, is a human''s now.';
 
-CREATE FUNCTION dispatcher.evaluate_budgets(p_tenant_id uuid, p_estimates jsonb, p_now timestamp with time zone DEFAULT now()) RETURNS jsonb
+CREATE FUNCTION dispatcher.evaluate_budgets(p_tenant_id uuid, p_estimates jsonb, p_action text DEFAULT NULL::text, p_now timestamp with time zone DEFAULT now()) RETURNS dispatcher.evaluated_budget[]
     LANGUAGE plpgsql STABLE
     SET search_path TO ''
     AS $$
 declare
-  v_periods constant jsonb := dispatcher.budget_periods(p_tenant_id, p_now);
-  v_spends jsonb := '{}';
+  v_budgets dispatcher.evaluated_budget[] := dispatcher.unspent_budgets(p_tenant_id, p_action, p_now);
   v_error text;
 begin
-  if v_periods = '{}' then
-    return '[]';
+  if cardinality(v_budgets) = 0 then
+    return v_budgets;
   end if;
   begin
-    select coalesce(jsonb_object_agg(concat_ws('|', extract(epoch from spend.starts_at), spend.scope, spend.scope_id),
-             jsonb_build_object('settled_usd', spend.settled_usd, 'settled_tokens', spend.settled_tokens, 'reserved_usd', spend.reserved_usd, 'reserved_tokens', spend.reserved_tokens)), '{}')
-      into v_spends
-      from dispatcher.workflow_spend(p_tenant_id, array(select distinct (kind.value ->> 'starts_at')::timestamptz from jsonb_each(v_periods) as kind
-                                                     where kind.value ? 'starts_at'), p_estimates) as spend
-     where spend.scope_id is not null or spend.scope = 'fleet';
-  exception when query_canceled or lock_not_available or deadlock_detected or serialization_failure then
-    raise;
-  when others then
+    return dispatcher.with_spend(p_tenant_id, v_budgets, p_estimates);
+  exception when others then
+    if dispatcher.must_abort(sqlstate) then raise; end if;
     v_error := format('%s (%s)', sqlerrm, sqlstate);
   end;
-  return (
-    select coalesce(jsonb_agg(jsonb_build_object(
-             'id', budget.id, 'name', budget.name, 'scope', budget.scope, 'scope_id', budget.scope_id, 'period', budget.period, 'cap_usd', budget.cap_usd,
-             'cap_tokens', budget.cap_tokens, 'action', budget.action_on_exceed, 'fail_closed', budget.fail_closed,
-             'settled_usd', 0, 'settled_tokens', 0, 'reserved_usd', 0, 'reserved_tokens', 0, 'error', v_error)
-             || (v_periods -> (budget.period || ' ' || budget.timezone))
-             || coalesce(v_spends -> concat_ws('|', extract(epoch from (v_periods -> (budget.period || ' ' || budget.timezone) ->> 'starts_at')::timestamptz),
-                                               budget.scope, budget.scope_id), '{}') order by budget.scope, budget.scope_id, budget.period, budget.id), '[]')
-      from public.budgets as budget where budget.tenant_id = p_tenant_id and budget.active);
+  for v_place in 1 .. cardinality(v_budgets) loop
+    v_budgets[v_place].error := coalesce(v_budgets[v_place].error, v_error);
+  end loop;
+  return v_budgets;
 end
 $$;
 
-COMMENT ON FUNCTION dispatcher.evaluate_budgets(p_tenant_id uuid, p_estimates jsonb, p_now timestamp with time zone) IS 'Every active budget with its period and spend; one aggregate per period, however many budgets there are and runs wait. A budget that cannot be evaluated carries its error.';
+COMMENT ON FUNCTION dispatcher.evaluate_budgets(p_tenant_id uuid, p_estimates jsonb, p_action text, p_now timestamp with time zone) IS 'Every active budget (of one action, or all) with its period and spend; one aggregate per period, however many budgets there are and runs wait. A budget that cannot be evaluated carries its error.';
 
 CREATE FUNCTION dispatcher.expected_objects() RETURNS TABLE(kind text, name text, definition text, base_of text)
     LANGUAGE sql IMMUTABLE
@@ -1223,6 +1303,93 @@ CREATE FUNCTION dispatcher.failures_after(p_before integer, p_state text, p_endi
 $$;
 
 COMMENT ON FUNCTION dispatcher.failures_after(p_before integer, p_state text, p_ending text, p_has_progress boolean, p_max integer) IS 'Failures in a row after a wake that ended so.';
+
+CREATE FUNCTION dispatcher.fault_of_orphan(p_run public.workflow_runs, p_claim_token uuid, p_settings public.dispatcher_settings) RETURNS text
+    LANGUAGE sql STABLE
+    SET search_path TO ''
+    AS $$
+  select case when p_run.id is null or p_run.status <> 'running' or p_claim_token is null or p_run.claim_token is distinct from p_claim_token
+                or dispatcher.last_heartbeat(p_run) >= now() - make_interval(secs => dispatcher.orphan_after_seconds(p_settings))
+              then 'not_an_orphan'
+              when exists (select from public.workflow_respawns where run_id = p_run.id and attempt = p_run.dispatch_attempts)
+              then 'already_respawned' end
+$$;
+
+COMMENT ON FUNCTION dispatcher.fault_of_orphan(p_run public.workflow_runs, p_claim_token uuid, p_settings public.dispatcher_settings) IS 'Why a run may have no new process; NULL when it may.';
+
+CREATE FUNCTION dispatcher.faults_of_budget(p_tenant_id uuid, p_name text, p_scope text, p_scope_id text, p_period text, p_cap_usd numeric, p_cap_tokens bigint, p_action text, p_timezone text) RETURNS text[]
+    LANGUAGE sql STABLE
+    SET search_path TO ''
+    AS $$
+  select dispatcher.faults_of_tenant(p_tenant_id) || dispatcher.faults_of_text('name', p_name, 300, true)
+      || case when p_scope in ('agent', 'department', 'project', 'fleet') then '{}' else array['scope: none of agent, department, project, fleet'] end
+      || case when (p_scope = 'fleet') <> (coalesce(p_scope_id, '') = '') then array['scope_id: needed for every scope but fleet, and only there']
+              else dispatcher.faults_of_text('scope_id', p_scope_id, 200, false) end
+      || case when p_period in ('daily', 'weekly', 'monthly') then '{}' else array['period: none of daily, weekly, monthly'] end
+      || case when num_nonnulls(p_cap_usd, p_cap_tokens) = 1 then '{}' else array['cap: exactly one of cap_usd and cap_tokens'] end
+      || case when p_cap_usd < 0 or p_cap_usd = 'NaN' or p_cap_usd >= 99999999.9999995 then array['cap_usd: outside 0 to 99999999'] else '{}' end
+      || case when p_cap_tokens < 0 then array['cap_tokens: below 0'] else '{}' end
+      || case when p_action in ('warn', 'pause_new_runs', 'hard_stop') then '{}' else array['action: none of warn, pause_new_runs, hard_stop'] end
+      || case when dispatcher.is_timezone(coalesce(p_timezone, 'UTC')) then '{}' else array['timezone: not a known zone'] end
+$$;
+
+COMMENT ON FUNCTION dispatcher.faults_of_budget(p_tenant_id uuid, p_name text, p_scope text, p_scope_id text, p_period text, p_cap_usd numeric, p_cap_tokens bigint, p_action text, p_timezone text) IS 'What is wrong with a budget that is to be set; empty when nothing is.';
+
+CREATE FUNCTION dispatcher.faults_of_delay(p_seconds double precision, p_not_before timestamp with time zone) RETURNS text[]
+    LANGUAGE sql IMMUTABLE
+    SET search_path TO ''
+    AS $$
+  select case when p_seconds < 0 or p_seconds > 315360000 or p_seconds = 'NaN' then array['delay_seconds: outside 0 to 315360000']
+              else '{}' end
+         || case when not isfinite(p_not_before) then array['not_before: infinite'] else '{}' end
+$$;
+
+COMMENT ON FUNCTION dispatcher.faults_of_delay(p_seconds double precision, p_not_before timestamp with time zone) IS 'What is wrong with when a run may go out: at most ten years of delay, and no infinite time.';
+
+CREATE FUNCTION dispatcher.faults_of_new_run(p_tenant_id uuid, p_workflow_type text, p_priority integer, p_initiator text, p_task_id text, p_agent text, p_request_key text) RETURNS text[]
+    LANGUAGE sql STABLE
+    SET search_path TO ''
+    AS $$
+  select dispatcher.faults_of_tenant(p_tenant_id) || dispatcher.faults_of_text('workflow_type', p_workflow_type, 200, true)
+      || dispatcher.faults_of_text('initiator', p_initiator, 500, false) || dispatcher.faults_of_text('task_id', p_task_id, 500, false)
+      || dispatcher.faults_of_text('agent', p_agent, 200, false) || dispatcher.faults_of_text('request_key', p_request_key, 500, false)
+      || case when abs(p_priority::bigint) > 1000000 then array['priority: outside -1000000 to 1000000'] else '{}' end
+$$;
+
+COMMENT ON FUNCTION dispatcher.faults_of_new_run(p_tenant_id uuid, p_workflow_type text, p_priority integer, p_initiator text, p_task_id text, p_agent text, p_request_key text) IS 'What is wrong with a run that is to be queued; empty when nothing is.';
+
+CREATE FUNCTION dispatcher.faults_of_route(p_tenant_id uuid, p_workflow_type text, p_agent text, p_priority integer, p_max_concurrent integer, p_timeout_minutes integer) RETURNS text[]
+    LANGUAGE sql STABLE
+    SET search_path TO ''
+    AS $$
+  select dispatcher.faults_of_tenant(p_tenant_id) || dispatcher.faults_of_text('workflow_type', p_workflow_type, 200, true)
+      || dispatcher.faults_of_text('agent', p_agent, 200, true)
+      || case when abs(p_priority::bigint) > 1000000 then array['priority: outside -1000000 to 1000000'] else '{}' end
+      || case when p_max_concurrent < 0 then array['max_concurrent: below 0'] else '{}' end
+      || case when p_timeout_minutes < 1 then array['timeout_minutes: below 1'] else '{}' end
+$$;
+
+COMMENT ON FUNCTION dispatcher.faults_of_route(p_tenant_id uuid, p_workflow_type text, p_agent text, p_priority integer, p_max_concurrent integer, p_timeout_minutes integer) IS 'What is wrong with a route that is to be set; empty when nothing is.';
+
+CREATE FUNCTION dispatcher.faults_of_tenant(p_tenant_id uuid) RETURNS text[]
+    LANGUAGE sql STABLE
+    SET search_path TO ''
+    AS $$
+  select case when exists (select from public.tenants where id = p_tenant_id) then '{}'::text[] else array['tenant_id: unknown'] end
+$$;
+
+COMMENT ON FUNCTION dispatcher.faults_of_tenant(p_tenant_id uuid) IS 'A tenant that does not exist is a fault.';
+
+CREATE FUNCTION dispatcher.faults_of_text(p_name text, p_value text, p_longest integer, p_is_needed boolean) RETURNS text[]
+    LANGUAGE sql IMMUTABLE
+    SET search_path TO ''
+    AS $$
+  select case when p_is_needed and coalesce(btrim(p_value), '') = '' then array[p_name || ': empty']
+              when length(p_value) > p_longest
+              then array[format('%s: must be %s to %s characters', p_name, p_is_needed::integer, p_longest)] else '{}' end
+$$;
+
+COMMENT ON FUNCTION dispatcher.faults_of_text(p_name text, p_value text, p_longest integer, p_is_needed boolean) IS 'What is wrong with a text argument, if anything.';
 
 CREATE FUNCTION dispatcher.fill_waitlist(p_sweeper dispatcher.claimant, p_cursor jsonb, p_limit integer) RETURNS jsonb
     LANGUAGE plpgsql
@@ -1322,18 +1489,48 @@ $$;
 
 COMMENT ON FUNCTION dispatcher.find_sender_wake(p_agent_id uuid, p_wake_id uuid) IS 'The wake an agent acts in: p_wake_id, which its script knows, until 24 h after its end; else its latest if that lives or ended within 10 minutes (a turn can outlive its process); null when it acts outside a wake.';
 
+CREATE FUNCTION dispatcher.finish_notification(p_result jsonb) RETURNS integer
+    LANGUAGE plpgsql
+    SET search_path TO ''
+    AS $$
+declare
+  v_is_sent constant boolean := coalesce(p_result -> 'sent' = 'true'::jsonb, false);
+  v_count integer;
+begin
+  update public.workflow_notifications as note
+     set state = case when v_is_sent then 'sent' when note.tries >= 12 then 'failed' else 'pending' end,
+         sent_at = case when v_is_sent then now() end, claim_token = null, claimed_until = null, last_error = left(p_result ->> 'error', 1000),
+         -- Spread, so that what failed together with a Gateway does not come back together.
+         next_try_at = now() + make_interval(secs => least(300, 5 * power(2, least(note.tries, 12) - 1)) * (0.75 + random() / 2))
+   where note.id = (p_result ->> 'id')::uuid and note.claim_token = (p_result ->> 'claim_token')::uuid and note.state = 'sending';
+  get diagnostics v_count = row_count;
+  return v_count;
+exception when others then
+  -- Nonsense, or a row that somebody holds: it is sent again after its lease.
+  if dispatcher.must_abort(sqlstate) then raise; end if;
+  return 0;
+end
+$$;
+
+COMMENT ON FUNCTION dispatcher.finish_notification(p_result jsonb) IS 'What became of one claimed notification; 1 when that was written down, 0 where its lease is lost, the row is held or the result is none.';
+
 CREATE FUNCTION dispatcher.finish_workflow_run(p_tenant_id uuid, p_run_id uuid, p_session text, p_claim_token uuid, p_status text, p_output jsonb, p_error text, p_usage jsonb) RETURNS jsonb
     LANGUAGE plpgsql
     SET search_path TO ''
-    SET lock_timeout TO '8s'
+    SET lock_timeout TO '2s'
     AS $$
 declare
-  v_run public.workflow_runs := dispatcher.lock_workflow_run(p_tenant_id, p_run_id);
-  v_code constant text := dispatcher.workflow_claim_state(v_run, p_session, p_claim_token);
+  v_run public.workflow_runs;
+  v_code text;
 begin
+  v_run := dispatcher.lock_workflow_run(p_tenant_id, p_run_id);
+  v_code := dispatcher.workflow_claim_state(v_run, p_session, p_claim_token);
   if v_code = 'finished' and v_run.status = p_status then
     -- A repeat says the same once more: only a cost that was not known yet is news.
-    return dispatcher.workflow_answer('already', case when v_run.cost_estimate is null then dispatcher.book_workflow_usage(v_run, p_usage) else v_run end);
+    if v_run.cost_estimate is null then
+      v_run := dispatcher.book_workflow_usage(v_run, p_usage);
+    end if;
+    return dispatcher.workflow_answer('already', v_run);
   end if;
   if v_code <> 'ok' then
     return dispatcher.refuse_workflow_caller(v_code, v_run, p_tenant_id, p_run_id, p_session, p_claim_token, p_usage);
@@ -1347,10 +1544,12 @@ begin
   perform dispatcher.note_work_on_claim(v_run);
   update public.workflow_runs
      set status = p_status, finished_at = now(), output_summary = coalesce(p_output, output_summary), wake_id = null,
-         last_error = case p_status when 'failed' then coalesce(nullif(btrim(left(p_error, 4000)), ''), 'no reason given') else last_error end,
+         last_error = case p_status when 'failed' then dispatcher.clean_inbox_reason(p_error) else last_error end,
          last_error_at = case p_status when 'failed' then now() else last_error_at end
    where id = p_run_id returning * into v_run;
   return dispatcher.workflow_answer('ok', v_run);
+exception when lock_not_available then
+  return dispatcher.refuse_run(p_run_id, 'busy');
 end
 $$;
 
@@ -1383,6 +1582,26 @@ $$;
 
 COMMENT ON FUNCTION dispatcher.forgotten_leases(p_sweeper dispatcher.claimant, p_limit integer) IS 'Ended wakes that still hold a lease: somebody held the item when the wake ended.';
 
+CREATE FUNCTION dispatcher.gate_of_respawn(p_claimant dispatcher.claimant, p_agent_id uuid) RETURNS text
+    LANGUAGE plpgsql
+    SET search_path TO ''
+    AS $$
+declare
+  v_gates record;
+  v_reason text;
+begin
+  v_gates := dispatcher.wake_gates(dispatcher.read_gate_facts(p_agent_id, p_claimant.settings), p_claimant.settings, true);
+  select reason into v_reason from unnest(v_gates.blocked) as reason
+   where reason in ('stalled', 'wake_in_flight', 'agent_paused', 'active_lease', 'budget_exceeded', 'daily_limit') limit 1;
+  if v_reason is null and dispatcher.live_wakes_of_gateway(p_claimant.gateway_id) >= (p_claimant.settings).max_concurrent_wakes then
+    v_reason := 'concurrency_limit';
+  end if;
+  return v_reason;
+end
+$$;
+
+COMMENT ON FUNCTION dispatcher.gate_of_respawn(p_claimant dispatcher.claimant, p_agent_id uuid) IS 'Which of the gates that are about the agent, or the cap, keeps it from a new process; NULL when none does.';
+
 CREATE FUNCTION dispatcher.gateway_backlog(p_gateway_id uuid) RETURNS jsonb
     LANGUAGE sql STABLE
     SET search_path TO ''
@@ -1405,6 +1624,44 @@ CREATE FUNCTION dispatcher.gateway_of_workflow_agent(p_tenant_id uuid, p_agent_i
 $$;
 
 COMMENT ON FUNCTION dispatcher.gateway_of_workflow_agent(p_tenant_id uuid, p_agent_id text) IS 'The gateway of an agent by slug; the tenant''s only gateway for an agent without a row; else NULL.';
+
+CREATE FUNCTION dispatcher.give_to_respawn(p_run public.workflow_runs, p_wake public.agent_wakes, p_usd numeric, p_tokens numeric) RETURNS public.workflow_runs
+    LANGUAGE plpgsql
+    SET search_path TO ''
+    AS $$
+begin
+  perform dispatcher.end_workflow_claim(p_run, 'orphaned');
+  perform dispatcher.settle_workflow_claim(p_run, 'orphaned');
+  -- A new owner with a new fence and a new account: the session that was lost can change nothing any more, should it come back.
+  update public.workflow_runs
+     set session_id = 'respawn-' || p_wake.id, claim_token = gen_random_uuid(), last_heartbeat_at = now(), wake_id = p_wake.id,
+         reserved_usd = p_usd, reserved_tokens = least(p_tokens, 1e18), cost_estimate = null, input_tokens = null, output_tokens = null,
+         cached_tokens = null, reported_at = null, accounted_at = null
+   where id = p_run.id returning * into p_run;
+  insert into public.workflow_claims (claim_token, tenant_id, run_id, workflow_type, agent_id, session_id, attempt, wake_id)
+  values (p_run.claim_token, p_run.tenant_id, p_run.id, p_run.workflow_type, p_run.owner_agent_id, p_run.session_id,
+          p_run.dispatch_attempts, p_wake.id);
+  return p_run;
+end
+$$;
+
+COMMENT ON FUNCTION dispatcher.give_to_respawn(p_run public.workflow_runs, p_wake public.agent_wakes, p_usd numeric, p_tokens numeric) IS 'The run of an orphan goes to its new wake, with a new session, fence and reservation; what the lost claim cost stays with that claim.';
+
+CREATE FUNCTION dispatcher.give_up_dispatch(p_run public.workflow_runs) RETURNS void
+    LANGUAGE plpgsql
+    SET search_path TO ''
+    AS $$
+begin
+  perform dispatcher.note_workflow_actor('dispatcher', 'nobody claimed it');
+  update public.workflow_runs
+     set status = 'failed', finished_at = now(), last_error_at = now(),
+         last_error = format('Dispatch retries exhausted after %s attempts', p_run.dispatch_attempts)
+   where id = p_run.id;
+  perform dispatcher.drop_notifications(array[p_run.id]);
+end
+$$;
+
+COMMENT ON FUNCTION dispatcher.give_up_dispatch(p_run public.workflow_runs) IS 'A run that nobody claimed in any of its attempts fails.';
 
 CREATE FUNCTION dispatcher.give_up_items(p_item_ids uuid[], p_reason text) RETURNS uuid[]
     LANGUAGE plpgsql
@@ -1469,18 +1726,20 @@ begin
    where from_status = old.status and to_status = new.status;
   if not found
      or (v_transition.needs_override and coalesce(current_setting('dispatcher.override_run', true), '') <> old.id::text)
-     or (old.status = any (v_side) and new.status <> all (v_side || array['cancelled']) and new.status is distinct from old.paused_from) then
+     or (old.status = any (v_side) and new.status <> all (v_side || array['cancelled'])
+         and new.status is distinct from old.paused_from) then
     raise exception 'a run may not go from % to %', old.status, new.status using errcode = 'OD010',
       detail = format('run %s%s', old.id, case when old.paused_from is not null then ', held since it was ' || old.paused_from else '' end),
       hint = 'The state table is workflow_run_transitions.';
   end if;
   new.paused_from := case when new.status = any (v_side) then coalesce(old.paused_from, old.status) end;
   new.paused_at := case when new.status = any (v_side) then coalesce(old.paused_at, now()) end;
-  if old.status = any (v_side) then
-    -- It was held, not silent: whoever has it, or should take it, gets the usual time anew, and for its work what was left of it.
-    new.last_heartbeat_at := case when new.status in ('claimed', 'running') then now() else new.last_heartbeat_at end;
-    new.deadline_at := case when new.status in ('claimed', 'running') then new.deadline_at + (now() - old.paused_at) else new.deadline_at end;
-    new.dispatched_at := case when new.status = 'dispatched' then now() else new.dispatched_at end;
+  if old.status = any (v_side) and new.status in ('claimed', 'running') then
+    -- It was held, not silent: whoever has it gets the usual time anew, and for its work what was left of it.
+    new.last_heartbeat_at := now();
+    new.deadline_at := dispatcher.put_off(new.deadline_at, old.paused_at);
+  elsif old.status = any (v_side) and new.status = 'dispatched' then
+    new.dispatched_at := now();
   end if;
   new.updated_at := now();
   return dispatcher.complete_workflow_row(new);
@@ -1488,6 +1747,120 @@ end
 $$;
 
 COMMENT ON FUNCTION dispatcher.guard_workflow_transition() IS 'Before an update of a run: refuses (OD010) what workflow_run_transitions does not list, and a return from a side state to anywhere but where it came from.';
+
+CREATE FUNCTION dispatcher.hand_out(p_tenant_id uuid, p_groups dispatcher.waiting_group[], p_budgets dispatcher.evaluated_budget[], p_batch integer) RETURNS jsonb
+    LANGUAGE plpgsql
+    SET search_path TO ''
+    AS $$
+begin
+  return dispatcher.hand_out_runs(p_tenant_id, p_groups, p_budgets, p_batch, false);
+exception when others then
+  if dispatcher.must_abort(sqlstate) then raise; end if;
+  return dispatcher.hand_out_runs(p_tenant_id, p_groups, p_budgets, p_batch, true);
+end
+$$;
+
+COMMENT ON FUNCTION dispatcher.hand_out(p_tenant_id uuid, p_groups dispatcher.waiting_group[], p_budgets dispatcher.evaluated_budget[], p_batch integer) IS 'hand_out_runs in one update; one by one where that raises.';
+
+CREATE FUNCTION dispatcher.hand_out_runs(p_tenant_id uuid, p_groups dispatcher.waiting_group[], p_budgets dispatcher.evaluated_budget[], p_batch integer, p_one_by_one boolean) RETURNS jsonb
+    LANGUAGE plpgsql
+    SET search_path TO ''
+    AS $$
+declare
+  v_candidate record;
+  v_gate record;
+  v_run dispatcher.run_choice;
+  v_chosen dispatcher.run_choice[] := '{}';
+  v_taken jsonb := '{}';
+  v_closed text[] := '{}';
+  v_holders jsonb := '[]';
+  v_error jsonb;
+  v_errors jsonb := '[]';
+  v_warned integer := 0;
+begin
+  for v_candidate in select * from dispatcher.run_candidates(p_tenant_id, p_groups, p_batch) loop
+    exit when cardinality(v_chosen) >= p_batch;
+    continue when coalesce((v_taken ->> v_candidate.workflow_type)::integer, 0) >= v_candidate.slots
+               or concat_ws('|', v_candidate.workflow_type, v_candidate.agent_id) = any (v_closed);
+    if cardinality(p_budgets) > 0 then
+      v_gate := dispatcher.budget_verdict(p_budgets, v_candidate.agent_id, v_candidate.department_id, v_candidate.workflow_type,
+                                          v_candidate.usd, v_candidate.tokens);
+      if v_gate.verdict <> 'ok' then
+        v_closed := v_closed || concat_ws('|', v_candidate.workflow_type, v_candidate.agent_id);
+        v_holders := v_holders || jsonb_build_object('workflow_type', v_candidate.workflow_type, 'holders', v_gate.holders);
+        continue;
+      end if;
+    end if;
+    perform from public.workflow_runs where id = v_candidate.run_id and status = 'queued' for update skip locked;
+    continue when not found;
+    v_run := row(v_candidate.run_id, v_candidate.agent_id, v_candidate.gateway_id, v_candidate.usd, v_candidate.tokens)::dispatcher.run_choice;
+    if p_one_by_one then
+      v_error := dispatcher.try_dispatch(v_run);
+      v_errors := v_errors || v_error;
+      continue when v_error <> '[]';
+    end if;
+    v_chosen := v_chosen || v_run;
+    v_taken := v_taken || jsonb_build_object(v_candidate.workflow_type, coalesce((v_taken ->> v_candidate.workflow_type)::integer, 0) + 1);
+    if cardinality(p_budgets) > 0 then
+      p_budgets := dispatcher.reserve_in_budgets(p_budgets, v_candidate.agent_id, v_candidate.department_id, v_candidate.workflow_type,
+                                                 v_candidate.usd, v_candidate.tokens);
+      v_warned := v_warned + least(v_gate.warned, 1);
+    end if;
+  end loop;
+  if not p_one_by_one and cardinality(v_chosen) > 0 then
+    perform dispatcher.dispatch_runs(v_chosen);
+  end if;
+  return jsonb_build_object('dispatched', cardinality(v_chosen), 'warned', v_warned, 'closed', v_holders, 'errors', v_errors);
+end
+$$;
+
+COMMENT ON FUNCTION dispatcher.hand_out_runs(p_tenant_id uuid, p_groups dispatcher.waiting_group[], p_budgets dispatcher.evaluated_budget[], p_batch integer, p_one_by_one boolean) IS 'Hands out up to a batch of runs, each reserved before the next is judged: {dispatched, warned, closed (groups that a budget has closed meanwhile), errors}. All in one update, or one by one: then a run that raises is named and hides nobody.';
+
+CREATE FUNCTION dispatcher.has_released(p_run public.workflow_runs, p_tenant_id uuid, p_run_id uuid, p_session text, p_claim_token uuid) RETURNS boolean
+    LANGUAGE sql STABLE
+    SET search_path TO ''
+    AS $$
+  select p_run.status in ('queued', 'dispatched')
+     and exists (select from public.workflow_claims
+                  where run_id = p_run_id and tenant_id = p_tenant_id and session_id = p_session and ended_as = 'released'
+                    and (p_claim_token is null or claim_token = p_claim_token))
+$$;
+
+COMMENT ON FUNCTION dispatcher.has_released(p_run public.workflow_runs, p_tenant_id uuid, p_run_id uuid, p_session text, p_claim_token uuid) IS 'Whether a session that does not hold a run has given it back before: then its release is a repeat.';
+
+CREATE FUNCTION dispatcher.has_the_pass(p_tick dispatcher.tick) RETURNS boolean
+    LANGUAGE plpgsql
+    SET search_path TO ''
+    AS $$
+begin
+  -- What new rows refer to is held along: the check of a foreign key then waits for nobody.
+  perform from public.tenants where id = p_tick.tenant_id for key share;
+  return pg_try_advisory_xact_lock(hashtextextended('dispatcher.workflows.' || p_tick.tenant_id, 0));
+end
+$$;
+
+COMMENT ON FUNCTION dispatcher.has_the_pass(p_tick dispatcher.tick) IS 'Whether this transaction may count slots and money of the tenant: one at a time does. Never waits for another pass.';
+
+CREATE FUNCTION dispatcher.held_by(p_groups dispatcher.waiting_group[], p_closed jsonb, p_budgets dispatcher.evaluated_budget[]) RETURNS jsonb
+    LANGUAGE sql STABLE
+    SET search_path TO ''
+    AS $$
+  select coalesce(jsonb_object_agg(held.workflow_type, held.names), '{}')
+    from (select hold.workflow_type, jsonb_agg(distinct budget.name) as names
+            from dispatcher.holds_of(p_groups, p_closed) as hold join unnest(p_budgets) as budget on budget.id = hold.budget_id
+           group by hold.workflow_type) as held
+$$;
+
+COMMENT ON FUNCTION dispatcher.held_by(p_groups dispatcher.waiting_group[], p_closed jsonb, p_budgets dispatcher.evaluated_budget[]) IS 'The names of the budgets that hold each type.';
+
+CREATE FUNCTION dispatcher.held_gateways(p_tick dispatcher.tick) RETURNS uuid[]
+    LANGUAGE sql
+    SET search_path TO ''
+    AS $$
+  select array(select gateway.id from public.gateways as gateway where gateway.tenant_id = p_tick.tenant_id for key share skip locked)
+$$;
+
+COMMENT ON FUNCTION dispatcher.held_gateways(p_tick dispatcher.tick) IS 'The gateways of the tenant that nobody changes at this moment, held against it: agents of the others wait for the next pass.';
 
 CREATE FUNCTION dispatcher.hint_agent_change() RETURNS trigger
     LANGUAGE plpgsql SECURITY DEFINER
@@ -1575,6 +1948,21 @@ $$;
 
 COMMENT ON FUNCTION dispatcher.hint_inbox_update() IS 'After an update of items: one hint per agent and statement for what is back to pending or failed, and when a finished item was reopened. Never fails the update.';
 
+CREATE FUNCTION dispatcher.hint_other_gateways(p_tick dispatcher.tick) RETURNS void
+    LANGUAGE sql
+    SET search_path TO ''
+    AS $$
+  select dispatcher.send_gateway_hint(other.gateway_id, 'run', '{}')
+    from (select note.gateway_id from public.workflow_notifications as note
+           where note.tenant_id = p_tick.tenant_id and note.state = 'pending' and note.created_at = now()
+          union
+          select taken.gateway_id from dispatcher.taken_wakes as taken
+           where taken.tenant_id = p_tick.tenant_id and taken.instance_id is distinct from p_tick.instance_id) as other
+   where other.gateway_id is distinct from p_tick.gateway_id
+$$;
+
+COMMENT ON FUNCTION dispatcher.hint_other_gateways(p_tick dispatcher.tick) IS 'Hints the gateways whose agents a phase has given something to do, or whose processes are to be stopped.';
+
 CREATE FUNCTION dispatcher.hint_workflow_daemons(p_tenant_id uuid, p_run_id uuid) RETURNS void
     LANGUAGE plpgsql SECURITY DEFINER
     SET search_path TO ''
@@ -1586,7 +1974,7 @@ begin
             limit 20) as live;
 exception when others then
   -- A hint is worth less than the row it speaks of; the next tick finds the row.
-  null;
+  perform dispatcher.note_fault(p_tenant_id, null, 'hint', format('%s (%s)', sqlerrm, sqlstate));
 end
 $$;
 
@@ -1596,12 +1984,9 @@ CREATE FUNCTION dispatcher.hint_workflow_insert() RETURNS trigger
     LANGUAGE plpgsql SECURITY DEFINER
     SET search_path TO ''
     AS $$
-declare
-  v_tenant record;
 begin
-  for v_tenant in select tenant_id, (array_agg(id))[1] as run_id from new_runs where status = 'queued' group by tenant_id loop
-    perform dispatcher.hint_workflow_daemons(v_tenant.tenant_id, v_tenant.run_id);
-  end loop;
+  perform dispatcher.hint_workflow_daemons(hint.tenant_id, hint.run_id)
+     from (select tenant_id, (array_agg(id))[1] as run_id from new_runs where status = 'queued' group by tenant_id) as hint;
   return null;
 exception when others then
   return null;
@@ -1615,37 +2000,40 @@ CREATE FUNCTION dispatcher.hint_workflow_rules() RETURNS trigger
     SET search_path TO ''
     AS $$
 begin
-  perform dispatcher.hint_workflow_daemons(new.tenant_id, null);
+  perform dispatcher.hint_workflow_daemons(changed.tenant_id, null) from (select distinct tenant_id from new_rules) as changed;
   return null;
 exception when others then
   return null;
 end
 $$;
 
-COMMENT ON FUNCTION dispatcher.hint_workflow_rules() IS 'After a route or a budget changed: waiting runs may go out now. Never fails the change.';
+COMMENT ON FUNCTION dispatcher.hint_workflow_rules() IS 'After routes or budgets changed: waiting runs may go out now. One hint per statement. Never fails the change.';
 
 CREATE FUNCTION dispatcher.hint_workflow_update() RETURNS trigger
     LANGUAGE plpgsql SECURITY DEFINER
     SET search_path TO ''
     AS $$
 begin
-  -- The daemon's own tick looks again by itself.
-  if coalesce(current_setting('dispatcher.quiet', true), '') = 'on' then
+  if dispatcher.is_quiet() then  -- a tick looks again by itself
     return null;
   end if;
-  if new.status = 'queued'
-     or (coalesce(old.paused_from, old.status) in ('dispatched', 'claimed', 'running')
-         and exists (select from public.workflow_runs where tenant_id = new.tenant_id and workflow_type = new.workflow_type and status = 'queued'))
-     or old.wake_id is not null then
-    perform dispatcher.hint_workflow_daemons(new.tenant_id, new.id);
-  end if;
+  perform dispatcher.hint_workflow_daemons(hint.tenant_id, hint.run_id)
+     from (select run.tenant_id, (array_agg(run.id))[1] as run_id
+             from new_runs as run join old_runs as before on before.id = run.id and before.status <> run.status
+            where run.status in ('queued', 'completed', 'failed', 'timed_out', 'cancelled')
+              and (run.status = 'queued' or before.wake_id is not null
+                   or (coalesce(before.paused_from, before.status) in ('dispatched', 'claimed', 'running')
+                       and exists (select from public.workflow_runs as waiting
+                                    where waiting.tenant_id = run.tenant_id and waiting.workflow_type = run.workflow_type
+                                      and waiting.status = 'queued')))
+            group by run.tenant_id) as hint;
   return null;
 exception when others then
   return null;
 end
 $$;
 
-COMMENT ON FUNCTION dispatcher.hint_workflow_update() IS 'After a run came back to the queue, or gave up its slot while others of its type wait: a hint to the tenant''s living daemons. Never fails the update.';
+COMMENT ON FUNCTION dispatcher.hint_workflow_update() IS 'After runs came back to the queue, or gave up their slots while others of their type wait: one hint per statement to the tenant''s living daemons. Never fails the update.';
 
 CREATE FUNCTION dispatcher.hinted_ids(p_claim jsonb) RETURNS uuid[]
     LANGUAGE plpgsql IMMUTABLE
@@ -1660,6 +2048,18 @@ end
 $$;
 
 COMMENT ON FUNCTION dispatcher.hinted_ids(p_claim jsonb) IS 'The items that a claim {agent_id, path, item_ids} names.';
+
+CREATE FUNCTION dispatcher.holds_of(p_groups dispatcher.waiting_group[], p_closed jsonb) RETURNS TABLE(workflow_type text, budget_id uuid)
+    LANGUAGE sql STABLE
+    SET search_path TO ''
+    AS $$
+  select g.workflow_type, holder.id from unnest(p_groups) as g cross join lateral unnest(g.holders) as holder (id) where g.is_open
+  union
+  select closed.value ->> 'workflow_type', holder.id::uuid
+    from jsonb_array_elements(p_closed) as closed cross join lateral jsonb_array_elements_text(closed.value -> 'holders') as holder (id)
+$$;
+
+COMMENT ON FUNCTION dispatcher.holds_of(p_groups dispatcher.waiting_group[], p_closed jsonb) IS 'Which budgets hold which types, before a pass and since it.';
 
 CREATE FUNCTION dispatcher.inbox_close_verdict(p_item_id uuid, p_code text) RETURNS jsonb
     LANGUAGE sql STABLE
@@ -1757,6 +2157,13 @@ $_$;
 
 COMMENT ON FUNCTION dispatcher.insert_post(p_origin public.inbox_item_origins, p_recipient_id uuid, p_recipient_slug text, p_event_type text, p_summary text, p_context jsonb) IS 'Writes the item of a post with its origin; answers its id.';
 
+CREATE FUNCTION dispatcher.invalid(p_faults text[]) RETURNS jsonb
+    LANGUAGE sql IMMUTABLE
+    SET search_path TO ''
+    AS $$ select jsonb_build_object('applied', false, 'code', 'invalid', 'faults', to_jsonb(p_faults)) $$;
+
+COMMENT ON FUNCTION dispatcher.invalid(p_faults text[]) IS 'The refusal of arguments: {applied: false, code: invalid, faults}, every fault named.';
+
 CREATE FUNCTION dispatcher.is_in_budget_scope(p_scope text, p_scope_id text, p_agent_id text, p_department_id text, p_workflow_type text) RETURNS boolean
     LANGUAGE sql IMMUTABLE
     SET search_path TO ''
@@ -1802,12 +2209,86 @@ $$;
 
 COMMENT ON FUNCTION dispatcher.is_instance_silent(p_instance public.dispatcher_instances) IS 'Whether an instance has sent no heartbeat for longer than its own instance_timeout.';
 
+CREATE TABLE public.workflow_notifications (
+    id uuid DEFAULT gen_random_uuid() NOT NULL,
+    tenant_id uuid NOT NULL,
+    run_id uuid NOT NULL,
+    attempt integer NOT NULL,
+    agent_id text NOT NULL,
+    gateway_id uuid,
+    state text DEFAULT 'pending'::text NOT NULL,
+    tries integer DEFAULT 0 NOT NULL,
+    next_try_at timestamp with time zone DEFAULT now() NOT NULL,
+    claim_token uuid,
+    claimed_until timestamp with time zone,
+    last_error text,
+    sent_at timestamp with time zone,
+    created_at timestamp with time zone DEFAULT now() NOT NULL,
+    CONSTRAINT workflow_notifications_sending_is_claimed CHECK (((state = 'sending'::text) = ((claim_token IS NOT NULL) AND (claimed_until IS NOT NULL)))),
+    CONSTRAINT workflow_notifications_sent_has_time CHECK (((state = 'sent'::text) = (sent_at IS NOT NULL))),
+    CONSTRAINT workflow_notifications_state_check CHECK ((state = ANY (ARRAY['pending'::text, 'sending'::text, 'sent'::text, 'failed'::text, 'obsolete'::text])))
+);
+
+COMMENT ON TABLE public.workflow_notifications IS 'The outbox: one row per dispatch, to be told to its agent by the daemon of its gateway (any daemon of the tenant where the agent has none).';
+
+CREATE FUNCTION dispatcher.is_notification_due(p_note public.workflow_notifications) RETURNS boolean
+    LANGUAGE sql STABLE
+    SET search_path TO ''
+    AS $$
+  -- A lease or a next try from the day after tomorrow is no known time: nobody waits for it.
+  select (p_note.state = 'pending' and (p_note.next_try_at <= now() or p_note.next_try_at > now() + interval '1 day'))
+      or (p_note.state = 'sending' and (p_note.claimed_until < now() or p_note.claimed_until > now() + interval '1 day'))
+$$;
+
+COMMENT ON FUNCTION dispatcher.is_notification_due(p_note public.workflow_notifications) IS 'Whether a notification is to be sent now: it is pending and its time has come, or its sender''s lease is over.';
+
+CREATE FUNCTION dispatcher.is_phase_due(p_tick dispatcher.tick, p_phase text) RETURNS boolean
+    LANGUAGE plpgsql
+    SET search_path TO ''
+    AS $$
+begin
+  case p_phase
+    when 'stopped' then return exists (select from public.budgets
+                                 where tenant_id = p_tick.tenant_id and active and action_on_exceed = 'hard_stop');
+    when 'dispatched' then return exists (select from public.workflow_runs
+                                    where tenant_id = p_tick.tenant_id and status = 'queued' and (next_attempt_at is null or next_attempt_at <= now()))
+                        or exists (select from public.budgets where tenant_id = p_tick.tenant_id and active);
+    when 'retried' then return exists (select from public.workflow_runs as run where run.tenant_id = p_tick.tenant_id and run.status = 'dispatched'
+                                   and dispatcher.is_stale_dispatch(run, p_tick.settings));
+    when 'timed_out' then return exists (select from public.workflow_runs
+                                   where tenant_id = p_tick.tenant_id and status in ('claimed', 'running') and deadline_at <= now());
+    when 'released' then return exists (select from public.workflow_runs as run where run.tenant_id = p_tick.tenant_id and run.status in ('claimed', 'running')
+                                    and dispatcher.silent_since(run) < now() - make_interval(secs => (p_tick.settings).stale_claim_seconds));
+    when 'unrouted' then return exists (select from dispatcher.runs_to_mark(p_tick.tenant_id));
+    when 'pruned' then return exists (select from dispatcher.old_notifications(p_tick.tenant_id, 1));
+  end case;
+exception when others then
+  if dispatcher.must_abort(sqlstate) then raise; end if;
+  return true;  -- its own call says what is wrong
+end
+$$;
+
+COMMENT ON FUNCTION dispatcher.is_phase_due(p_tick dispatcher.tick, p_phase text) IS 'Whether a phase has something to do.';
+
 CREATE FUNCTION dispatcher.is_quiet() RETURNS boolean
     LANGUAGE sql STABLE
     SET search_path TO ''
     AS $$ select coalesce(current_setting('dispatcher.quiet', true), '') = 'on' $$;
 
 COMMENT ON FUNCTION dispatcher.is_quiet() IS 'Whether this transaction is one of ours that looks again by itself: its changes need no hint.';
+
+CREATE FUNCTION dispatcher.is_same_attempt(p_run public.workflow_runs, p_session text, p_wake_id uuid) RETURNS boolean
+    LANGUAGE sql STABLE
+    SET search_path TO ''
+    AS $$
+  -- One session name may serve attempt after attempt. The process of an earlier wake must not be handed what a later one holds.
+  select p_run.session_id = p_session
+     and (p_wake_id is null or p_run.wake_id is null or p_run.wake_id = p_wake_id
+          or (select asking.claimed_at >= holding.claimed_at from public.agent_wakes as asking, public.agent_wakes as holding
+               where asking.id = p_wake_id and holding.id = p_run.wake_id) is true)
+$$;
+
+COMMENT ON FUNCTION dispatcher.is_same_attempt(p_run public.workflow_runs, p_session text, p_wake_id uuid) IS 'Whether the session that asks for a run again is the one that holds it: the same name, and not from a wake before the one that holds it.';
 
 CREATE FUNCTION dispatcher.is_set_aside_by_stall(p_item_id uuid, p_failed_at timestamp with time zone) RETURNS boolean
     LANGUAGE sql STABLE
@@ -1825,6 +2306,44 @@ CREATE FUNCTION dispatcher.is_signed_in_user() RETURNS boolean
     AS $$ select coalesce(nullif(current_setting('request.jwt.claims', true), '')::jsonb ->> 'role' = 'authenticated', false) $$;
 
 COMMENT ON FUNCTION dispatcher.is_signed_in_user() IS 'Whether this request comes with the token of a person.';
+
+CREATE FUNCTION dispatcher.is_stale_dispatch(p_run public.workflow_runs, p_settings public.dispatcher_settings) RETURNS boolean
+    LANGUAGE sql STABLE
+    SET search_path TO ''
+    AS $$
+  select p_run.dispatched_at < now() - make_interval(secs => p_settings.stale_dispatch_seconds)
+      or p_run.dispatched_at > now() + interval '1 day'
+$$;
+
+COMMENT ON FUNCTION dispatcher.is_stale_dispatch(p_run public.workflow_runs, p_settings public.dispatcher_settings) IS 'Whether a dispatched run was not claimed in time. A dispatch from the day after tomorrow is no known time: nobody waits for it.';
+
+CREATE FUNCTION dispatcher.is_suspect(p_run public.workflow_runs, p_settings public.dispatcher_settings) RETURNS boolean
+    LANGUAGE sql STABLE
+    SET search_path TO ''
+    AS $$
+  select p_run.status = 'running' and p_run.deadline_at > now()
+     and dispatcher.last_heartbeat(p_run) < now() - make_interval(secs => dispatcher.orphan_after_seconds(p_settings))
+     and not exists (select from public.workflow_respawns as respawn
+                      where respawn.run_id = p_run.id and respawn.attempt = p_run.dispatch_attempts)
+     and not exists (select from public.agent_wakes as wake where wake.id = p_run.wake_id and wake.ended_at is null)
+$$;
+
+COMMENT ON FUNCTION dispatcher.is_suspect(p_run public.workflow_runs, p_settings public.dispatcher_settings) IS 'Whether a running run has been silent for too long, has no living wake, and was not spawned again in this attempt.';
+
+CREATE FUNCTION dispatcher.is_timezone(p_timezone text) RETURNS boolean
+    LANGUAGE plpgsql STABLE
+    SET search_path TO ''
+    AS $$
+begin
+  perform now() at time zone p_timezone;
+  return p_timezone is not null;
+exception when others then
+  if dispatcher.must_abort(sqlstate) then raise; end if;
+  return false;
+end
+$$;
+
+COMMENT ON FUNCTION dispatcher.is_timezone(p_timezone text) IS 'Whether the database knows a zone of this name.';
 
 CREATE FUNCTION dispatcher.items_of_claim(p_facts dispatcher.gate_facts) RETURNS uuid[]
     LANGUAGE plpgsql IMMUTABLE
@@ -1873,12 +2392,36 @@ $$;
 
 COMMENT ON FUNCTION dispatcher.keep_settings(p_instance_id uuid, p_tenant_id uuid, p_settings jsonb) IS 'Keeps the settings a daemon registered with, typed.';
 
+CREATE FUNCTION dispatcher.known_cost(p_cost numeric) RETURNS numeric
+    LANGUAGE sql IMMUTABLE PARALLEL SAFE
+    SET search_path TO ''
+    AS $$ select case when p_cost >= 0 and p_cost < 'Infinity' then p_cost end $$;
+
+COMMENT ON FUNCTION dispatcher.known_cost(p_cost numeric) IS 'A cost of a row; NULL when it is none: not told, negative, NaN, infinite.';
+
 CREATE FUNCTION dispatcher.known_time(p_at timestamp with time zone) RETURNS timestamp with time zone
     LANGUAGE sql STABLE
     SET search_path TO ''
     AS $$ select case when p_at between '1970-01-01Z' and now() + interval '1 day' then p_at end $$;
 
 COMMENT ON FUNCTION dispatcher.known_time(p_at timestamp with time zone) IS 'A time of a row as it is shown; NULL for one that no clock has shown yet.';
+
+CREATE FUNCTION dispatcher.known_tokens(p_input bigint, p_output bigint) RETURNS bigint
+    LANGUAGE sql IMMUTABLE PARALLEL SAFE
+    SET search_path TO ''
+    AS $$
+  select case when num_nonnulls(p_input, p_output) > 0 and least(p_input, p_output) >= 0
+              then least(coalesce(p_input, 0)::numeric + coalesce(p_output, 0), 1e18)::bigint end
+$$;
+
+COMMENT ON FUNCTION dispatcher.known_tokens(p_input bigint, p_output bigint) IS 'The tokens that a row tells of; NULL when it tells of none, or of fewer than none.';
+
+CREATE FUNCTION dispatcher.last_heartbeat(p_run public.workflow_runs) RETURNS timestamp with time zone
+    LANGUAGE sql STABLE
+    SET search_path TO ''
+    AS $$ select coalesce(dispatcher.known_time(p_run.last_heartbeat_at), dispatcher.known_time(p_run.claimed_at), '-infinity') $$;
+
+COMMENT ON FUNCTION dispatcher.last_heartbeat(p_run public.workflow_runs) IS 'When a run was last heard of; -infinity where the row tells of no time that a clock has shown.';
 
 CREATE FUNCTION dispatcher.lease_busy_inbox_item(p_tenant_id uuid, p_agent_id uuid, p_lease_seconds integer, p_lease_token uuid, p_wake_id uuid) RETURNS void
     LANGUAGE plpgsql
@@ -2076,6 +2619,19 @@ $$;
 
 COMMENT ON FUNCTION dispatcher.lock_agent(p_claimant dispatcher.claimant, p_agent_id uuid, OUT slug text, OUT state public.agent_wake_state, OUT verdict text) IS 'Holds an agent of the claimant''s gateway against its end, and what the gates remember of it: verdict ok, busy (somebody holds one of the rows) or not_local. Never waits.';
 
+CREATE FUNCTION dispatcher.lock_budget(p_tenant_id uuid, p_scope text, p_scope_id text, p_period text, p_budget_id uuid) RETURNS uuid
+    LANGUAGE sql
+    SET search_path TO ''
+    AS $$
+  select id from public.budgets
+   where tenant_id = p_tenant_id
+     and case when p_budget_id is not null then id = p_budget_id
+              else active and scope = p_scope and coalesce(scope_id, '') = coalesce(p_scope_id, '') and period = p_period end
+     for no key update
+$$;
+
+COMMENT ON FUNCTION dispatcher.lock_budget(p_tenant_id uuid, p_scope text, p_scope_id text, p_period text, p_budget_id uuid) IS 'Locks the budget p_budget_id, or the active one of a scope and period; NULL when there is none. Waits for at most lock_timeout.';
+
 CREATE FUNCTION dispatcher.lock_gateway(p_instance_id uuid) RETURNS dispatcher.claimant
     LANGUAGE plpgsql
     SET search_path TO ''
@@ -2139,6 +2695,16 @@ end
 $$;
 
 COMMENT ON FUNCTION dispatcher.lock_inbox_lease(p_item_id uuid, p_lease_token uuid, p_outcomes text[], p_wake_id uuid) IS 'Locks an item and its lease and says whether the token, in the wake p_wake_id (NULL: whichever), still owns it: ok, already (closed by this token with one of the outcomes), lease_lost, not_found.';
+
+CREATE FUNCTION dispatcher.lock_routes(p_tick dispatcher.tick) RETURNS text[]
+    LANGUAGE sql
+    SET search_path TO ''
+    AS $$
+  select array(select route.workflow_type from public.workflow_agent_routing as route
+                where route.tenant_id = p_tick.tenant_id order by route.workflow_type for update skip locked)
+$$;
+
+COMMENT ON FUNCTION dispatcher.lock_routes(p_tick dispatcher.tick) IS 'Locks the tenant''s routes before anything is counted; a type whose route somebody holds is left out of this pass.';
 
 CREATE FUNCTION dispatcher.lock_tables(VARIADIC p_tables text[]) RETURNS void
     LANGUAGE plpgsql
@@ -2213,7 +2779,7 @@ CREATE FUNCTION dispatcher.lock_workflow_run(p_tenant_id uuid, p_run_id uuid) RE
     SET search_path TO ''
     AS $$ select * from public.workflow_runs where id = p_run_id and tenant_id = p_tenant_id for update $$;
 
-COMMENT ON FUNCTION dispatcher.lock_workflow_run(p_tenant_id uuid, p_run_id uuid) IS 'The run, locked; all NULL when the tenant has none of that id.';
+COMMENT ON FUNCTION dispatcher.lock_workflow_run(p_tenant_id uuid, p_run_id uuid) IS 'The run, locked; all NULL when the tenant has none of that id. Waits for at most lock_timeout.';
 
 CREATE FUNCTION dispatcher.look_around(p_sweeper dispatcher.claimant) RETURNS jsonb
     LANGUAGE plpgsql
@@ -2229,6 +2795,18 @@ end
 $$;
 
 COMMENT ON FUNCTION dispatcher.look_around(p_sweeper dispatcher.claimant) IS 'Where a sweep begins: {agents (the gateway''s: id, slug), open_wakes (of other instances), broadcast_available, due (the phases that have something to do)}.';
+
+CREATE FUNCTION dispatcher.look_at_runs(p_tick dispatcher.tick) RETURNS jsonb
+    LANGUAGE sql
+    SET search_path TO ''
+    AS $$
+  select jsonb_build_object('stop_wakes', dispatcher.wakes_to_stop(p_tick.instance_id), 'due', coalesce(
+           (select jsonb_agg(phase.name order by phase.place)
+              from unnest(array['stopped', 'dispatched', 'retried', 'timed_out', 'released', 'unrouted', 'pruned']) with ordinality as phase (name, place)
+             where dispatcher.is_phase_due(p_tick, phase.name)), '[]'))
+$$;
+
+COMMENT ON FUNCTION dispatcher.look_at_runs(p_tick dispatcher.tick) IS 'Where a tick begins: {due (the phases that have something to do, in their order), stop_wakes}.';
 
 CREATE FUNCTION dispatcher.mark_agent_stalled(p_agent_id uuid, p_cause text DEFAULT NULL::text) RETURNS integer
     LANGUAGE plpgsql
@@ -2284,41 +2862,59 @@ $$;
 
 COMMENT ON FUNCTION dispatcher.mark_item_changes(p_reopened uuid[], p_closed_by_user uuid[]) IS 'Keeps when items were reopened, and when a person closed them. The caller''s statement holds these items.';
 
-CREATE FUNCTION dispatcher.mark_unrouted_runs(p_tenant_id uuid) RETURNS jsonb
+CREATE FUNCTION dispatcher.mark_runs(p_run_ids uuid[]) RETURNS integer
     LANGUAGE plpgsql
     SET search_path TO ''
     AS $$
 declare
-  v_run record;
-  v_count integer := 0;
-  v_errors jsonb := '[]';
+  v_count integer;
 begin
-  for v_run in
-    select run.id, run.workflow_type, run.pinned_agent_id is not null or routed.is_routed as has_agent
-      from public.workflow_runs as run
-      cross join lateral (select exists (select from public.workflow_agent_routing as route
-                                          where route.tenant_id = p_tenant_id and route.workflow_type = run.workflow_type) as is_routed) as routed
-     where run.tenant_id = p_tenant_id and run.status = 'queued'
-       and (run.pinned_agent_id is not null or routed.is_routed) = (run.blocker_type is not distinct from 'no_route')
-     limit 500 for update of run skip locked
-  loop
-    begin
-      update public.workflow_runs
-         set blocker_type = case when not v_run.has_agent then 'no_route' end,
-             blocker_description = case when not v_run.has_agent then format('no route for workflow type %s', v_run.workflow_type) end
-       where id = v_run.id;
-      v_count := v_count + (not v_run.has_agent)::integer;
-    exception when query_canceled or lock_not_available or deadlock_detected or serialization_failure then
-      raise;
-    when others then
-      v_errors := v_errors || jsonb_build_object('phase', 'unrouted', 'run_id', v_run.id, 'error', sqlerrm, 'error_code', sqlstate);
-    end;
-  end loop;
-  return jsonb_build_object('unrouted', v_count, 'errors', v_errors);
+  with marked as (
+    update public.workflow_runs as run
+       set blocker_type = case when target.has_agent then null else 'no_route' end,
+           blocker_description = case when target.has_agent then null else format('no route for workflow type %s', run.workflow_type) end
+      from (select one.id, (dispatcher.target_of(one)).agent_id is not null as has_agent from public.workflow_runs as one
+             where one.id = any (p_run_ids) and one.status = 'queued') as target
+     where run.id = target.id
+    returning run.blocker_type)
+  select count(*) filter (where blocker_type = 'no_route') into v_count from marked;
+  return v_count;
 end
 $$;
 
-COMMENT ON FUNCTION dispatcher.mark_unrouted_runs(p_tenant_id uuid) IS 'Queued runs whose type has no route carry blocker no_route until it has one; at most 500 change in a call.';
+COMMENT ON FUNCTION dispatcher.mark_runs(p_run_ids uuid[]) IS 'Writes or takes away blocker no_route of runs the caller has locked; answers how many carry it now.';
+
+CREATE FUNCTION dispatcher.mark_unrouted_runs(p_tick dispatcher.tick, p_limit integer) RETURNS jsonb
+    LANGUAGE plpgsql
+    SET search_path TO ''
+    AS $$
+declare
+  v_ids constant uuid[] := array(
+    select run.id from public.workflow_runs as run
+     where run.id in (select id from dispatcher.runs_to_mark(p_tick.tenant_id) as id limit p_limit) for update skip locked);
+  v_id uuid;
+  v_count integer := 0;
+  v_errors jsonb := '[]';
+begin
+  begin
+    v_count := dispatcher.mark_runs(v_ids);
+  exception when others then
+    if dispatcher.must_abort(sqlstate) then raise; end if;
+    foreach v_id in array v_ids loop
+      begin
+        v_count := v_count + dispatcher.mark_runs(array[v_id]);
+      exception when others then
+        if dispatcher.must_abort(sqlstate) then raise; end if;
+        v_errors := v_errors || dispatcher.row_error('unrouted', v_id, sqlerrm, sqlstate);
+      end;
+    end loop;
+  end;
+  return jsonb_build_object('unrouted', v_count, 'errors', v_errors,
+                            'again', cardinality(v_ids) >= p_limit and jsonb_array_length(v_errors) < cardinality(v_ids));
+end
+$$;
+
+COMMENT ON FUNCTION dispatcher.mark_unrouted_runs(p_tick dispatcher.tick, p_limit integer) IS 'Queued runs whose type has no route carry blocker no_route until it has one. {unrouted, errors, again}.';
 
 CREATE FUNCTION dispatcher.merge_inbox_context(p_context jsonb, p_changes jsonb) RETURNS jsonb
     LANGUAGE sql IMMUTABLE PARALLEL SAFE
@@ -2353,21 +2949,36 @@ $$;
 
 COMMENT ON FUNCTION dispatcher.new_faults(p_instance public.dispatcher_instances, p_after bigint) IS 'Side writes that failed in the last ten minutes for the instance''s gateway, after the id it has seen: [{id, side_write, error, at}].';
 
-CREATE FUNCTION dispatcher.next_workflow_moment(p_tenant_id uuid, p_settings jsonb) RETURNS double precision
+CREATE FUNCTION dispatcher.next_notification(p_instance public.dispatcher_instances) RETURNS double precision
     LANGUAGE sql STABLE
     SET search_path TO ''
     AS $$
-  select extract(epoch from min(due.at) - now())::double precision from (
-    select min(next_attempt_at) as at from public.workflow_runs where tenant_id = p_tenant_id and status = 'queued' and next_attempt_at > now() and isfinite(next_attempt_at)
-    union all
-    select min(dispatched_at) + make_interval(secs => (p_settings ->> 'stale_dispatch_seconds')::double precision)
-      from public.workflow_runs where tenant_id = p_tenant_id and status = 'dispatched'
-    union all
-    select least(min(deadline_at), min(greatest(last_heartbeat_at, claimed_at)) + make_interval(secs => (p_settings ->> 'stale_claim_seconds')::double precision))
-      from public.workflow_runs where tenant_id = p_tenant_id and status in ('claimed', 'running')) as due
+  select dispatcher.seconds_until(min(case note.state when 'pending' then note.next_try_at else note.claimed_until end))
+    from public.workflow_notifications as note
+   where note.tenant_id = p_instance.tenant_id and (note.gateway_id = p_instance.gateway_id or note.gateway_id is null)
+     and note.state in ('pending', 'sending') and isfinite(note.next_try_at) and coalesce(isfinite(note.claimed_until), true)
 $$;
 
-COMMENT ON FUNCTION dispatcher.next_workflow_moment(p_tenant_id uuid, p_settings jsonb) IS 'In how many seconds something becomes due by itself; NULL when nothing does.';
+COMMENT ON FUNCTION dispatcher.next_notification(p_instance public.dispatcher_instances) IS 'In how many seconds another notification is due; NULL when none is.';
+
+CREATE FUNCTION dispatcher.next_workflow_moment(p_tick dispatcher.tick) RETURNS double precision
+    LANGUAGE sql STABLE
+    SET search_path TO ''
+    AS $$
+  select min(due.seconds) from (
+    select dispatcher.seconds_until(min(next_attempt_at)) as seconds
+      from public.workflow_runs where tenant_id = p_tick.tenant_id and status = 'queued' and next_attempt_at > now()
+    union all
+    select dispatcher.seconds_until(min(dispatcher.known_time(dispatched_at))) + (p_tick.settings).stale_dispatch_seconds
+      from public.workflow_runs where tenant_id = p_tick.tenant_id and status = 'dispatched'
+    union all
+    select least(dispatcher.seconds_until(min(deadline_at) filter (where isfinite(deadline_at))),
+                 dispatcher.seconds_until(min(greatest(dispatcher.known_time(last_heartbeat_at), dispatcher.known_time(claimed_at))))
+                   + (p_tick.settings).stale_claim_seconds)
+      from public.workflow_runs where tenant_id = p_tick.tenant_id and status in ('claimed', 'running')) as due
+$$;
+
+COMMENT ON FUNCTION dispatcher.next_workflow_moment(p_tick dispatcher.tick) IS 'In how many seconds something becomes due by itself, below 0 for what is due already; NULL when nothing does.';
 
 CREATE FUNCTION dispatcher.note_fault(p_tenant_id uuid, p_gateway_id uuid, p_side_write text, p_error text) RETURNS void
     LANGUAGE plpgsql SECURITY DEFINER
@@ -2388,28 +2999,21 @@ $$;
 
 COMMENT ON FUNCTION dispatcher.note_fault(p_tenant_id uuid, p_gateway_id uuid, p_side_write text, p_error text) IS 'Keeps that a side write failed, for the daemons to log and to show in health; at most one a minute of a kind. Never fails.';
 
-CREATE FUNCTION dispatcher.note_held_runs(p_tenant_id uuid, p_budgets jsonb, p_holders uuid[]) RETURNS void
+CREATE FUNCTION dispatcher.note_tick(p_tick dispatcher.tick, p_facts jsonb) RETURNS jsonb
     LANGUAGE plpgsql
     SET search_path TO ''
     AS $$
-declare
-  v_budget jsonb;
 begin
-  for v_budget in
-    select b.value from jsonb_array_elements(p_budgets) as b
-     where (b.value ->> 'id')::uuid = any (p_holders) and b.value ->> 'period_key' is not null and b.value ->> 'action' in ('pause_new_runs', 'hard_stop')
-  loop
-    perform dispatcher.record_budget_event(p_tenant_id, v_budget, 'paused', '{}');
-  end loop;
-exception when query_canceled or lock_not_available or deadlock_detected or serialization_failure then
-  raise;
-when others then
-  -- Telling must not stop dispatch; the enforcement phase reports what is wrong.
-  raise warning 'budget event not written: %', sqlerrm;
+  if jsonb_typeof(p_facts) is distinct from 'object' or length(p_facts::text) > 100000 then
+    raise exception 'p_facts must be an object with the numbers of a tick, below 100 kB' using errcode = 'OD002';
+  end if;
+  update public.dispatcher_instances set last_tick = p_facts || jsonb_build_object('at', now())
+   where id in (select id from public.dispatcher_instances where id = p_tick.instance_id for update skip locked);
+  return jsonb_build_object('stop_wakes', dispatcher.wakes_to_stop(p_tick.instance_id), 'next_in', dispatcher.next_workflow_moment(p_tick));
 end
 $$;
 
-COMMENT ON FUNCTION dispatcher.note_held_runs(p_tenant_id uuid, p_budgets jsonb, p_holders uuid[]) IS 'A budget whose rest is too small for the next run is paused as well, also one that would stop runs once it is spent: its event, once per period.';
+COMMENT ON FUNCTION dispatcher.note_tick(p_tick dispatcher.tick, p_facts jsonb) IS 'Where a tick ends: keeps what it did, for status and stats; answers {next_in, stop_wakes}.';
 
 CREATE FUNCTION dispatcher.note_work_on_claim(p_run public.workflow_runs) RETURNS void
     LANGUAGE sql
@@ -2425,7 +3029,8 @@ CREATE FUNCTION dispatcher.note_workflow_actor(p_actor text, p_reason text) RETU
     LANGUAGE sql
     SET search_path TO ''
     AS $$
-  select set_config('dispatcher.actor', coalesce(p_actor, ''), true), set_config('dispatcher.reason', coalesce(left(p_reason, 1000), ''), true)
+  select set_config('dispatcher.actor', coalesce(left(p_actor, 300), ''), true),
+         set_config('dispatcher.reason', coalesce(left(p_reason, 1000), ''), true)
 $$;
 
 COMMENT ON FUNCTION dispatcher.note_workflow_actor(p_actor text, p_reason text) IS 'Who acts, and why: what the next transitions of this transaction record.';
@@ -2469,6 +3074,16 @@ CREATE FUNCTION dispatcher.often_woken_agents(p_sweeper dispatcher.claimant, p_l
 $$;
 
 COMMENT ON FUNCTION dispatcher.often_woken_agents(p_sweeper dispatcher.claimant, p_limit integer) IS 'Agents woken more than alert_wakes_per_hour times in the last hour, whatever woke them, of whom nobody was told in that hour.';
+
+CREATE FUNCTION dispatcher.old_notifications(p_tenant_id uuid, p_limit integer) RETURNS SETOF uuid
+    LANGUAGE sql STABLE
+    SET search_path TO ''
+    AS $$
+  select id from public.workflow_notifications
+   where tenant_id = p_tenant_id and state in ('sent', 'failed', 'obsolete') and created_at < now() - interval '7 days' limit p_limit
+$$;
+
+COMMENT ON FUNCTION dispatcher.old_notifications(p_tenant_id uuid, p_limit integer) IS 'Notifications that were dealt with a week ago.';
 
 CREATE TABLE public.agent_inbox_items (
     id uuid DEFAULT gen_random_uuid() NOT NULL,
@@ -2554,12 +3169,31 @@ $$;
 
 COMMENT ON FUNCTION dispatcher.open_wakes_of_others(p_instance_id uuid) IS 'Live wakes of the instance''s gateway that another instance owns, with what is needed to tell whether their process and owner live.';
 
-CREATE FUNCTION dispatcher.orphan_after_seconds(p_settings jsonb) RETURNS double precision
+CREATE FUNCTION dispatcher.orphan_after_seconds(p_settings public.dispatcher_settings) RETURNS double precision
     LANGUAGE sql IMMUTABLE
     SET search_path TO ''
-    AS $$ select least(360, 0.6 * (dispatcher.workflow_settings(p_settings) ->> 'stale_claim_seconds')::double precision) $$;
+    AS $$ select least(360, 0.6 * p_settings.stale_claim_seconds) $$;
 
-COMMENT ON FUNCTION dispatcher.orphan_after_seconds(p_settings jsonb) IS 'After what silence a running run is suspected to be an orphan: a heartbeat of five minutes and one minute, and well before its claim is released.';
+COMMENT ON FUNCTION dispatcher.orphan_after_seconds(p_settings public.dispatcher_settings) IS 'After what silence a running run is suspected to be an orphan: a heartbeat of five minutes and one minute, and well before its claim is released.';
+
+CREATE FUNCTION dispatcher.owe_notifications(p_runs dispatcher.run_choice[]) RETURNS void
+    LANGUAGE plpgsql
+    SET search_path TO ''
+    AS $$
+begin
+  insert into public.workflow_notifications (tenant_id, run_id, attempt, agent_id, gateway_id)
+  select run.tenant_id, run.id, run.dispatch_attempts, chosen.agent_id, chosen.gateway_id
+    from unnest(p_runs) as chosen join public.workflow_runs as run on run.id = chosen.run_id
+  on conflict (run_id, attempt) do nothing;
+  perform dispatcher.settle_constraints('public.workflow_notifications');
+exception when others then
+  if dispatcher.must_abort(sqlstate) then raise; end if;
+  perform dispatcher.note_fault((select tenant_id from public.workflow_runs where id = p_runs[1].run_id), null,
+                                'notification of a run', format('%s (%s)', sqlerrm, sqlstate));
+end
+$$;
+
+COMMENT ON FUNCTION dispatcher.owe_notifications(p_runs dispatcher.run_choice[]) IS 'Writes down that agents are to be told of runs that were dispatched. A side write: agents also ask by themselves.';
 
 CREATE FUNCTION dispatcher.owns(p_name text) RETURNS boolean
     LANGUAGE sql STABLE
@@ -2696,7 +3330,7 @@ $$;
 
 COMMENT ON FUNCTION dispatcher.prune_old_rows(p_sweeper dispatcher.claimant, p_limit integer) IS 'Wakes that ended 30 days ago and faults of last week go.';
 
-CREATE FUNCTION dispatcher.prune_workflow_rows(p_tenant_id uuid) RETURNS integer
+CREATE FUNCTION dispatcher.prune_workflow_rows(p_tick dispatcher.tick, p_limit integer) RETURNS jsonb
     LANGUAGE plpgsql
     SET search_path TO ''
     AS $$
@@ -2704,14 +3338,14 @@ declare
   v_count integer;
 begin
   delete from public.workflow_notifications where id in (
-    select id from public.workflow_notifications where tenant_id = p_tenant_id and state in ('sent', 'failed', 'obsolete') and created_at < now() - interval '7 days'
-     limit 500);
+    select note.id from public.workflow_notifications as note
+     where note.id in (select id from dispatcher.old_notifications(p_tick.tenant_id, p_limit) as id) for update skip locked);
   get diagnostics v_count = row_count;
-  return v_count;
+  return jsonb_build_object('pruned', v_count, 'again', v_count >= p_limit);
 end
 $$;
 
-COMMENT ON FUNCTION dispatcher.prune_workflow_rows(p_tenant_id uuid) IS 'Notifications that were dealt with a week ago go, at most 500 a call.';
+COMMENT ON FUNCTION dispatcher.prune_workflow_rows(p_tick dispatcher.tick, p_limit integer) IS 'Notifications that were dealt with a week ago go. {pruned, again}.';
 
 CREATE FUNCTION dispatcher.publish_table(p_table text) RETURNS void
     LANGUAGE plpgsql
@@ -2731,6 +3365,34 @@ end
 $$;
 
 COMMENT ON FUNCTION dispatcher.publish_table(p_table text) IS 'Adds a table to the publication of Realtime''s postgres_changes. Without the right to do so it warns: broadcasts need no publication.';
+
+CREATE FUNCTION dispatcher.put_off(p_deadline timestamp with time zone, p_held_since timestamp with time zone) RETURNS timestamp with time zone
+    LANGUAGE sql STABLE
+    SET search_path TO ''
+    AS $$
+  select case when isfinite(p_deadline) and p_deadline < now() + interval '5000 years' and p_held_since between '1970-01-01Z' and now()
+              then p_deadline + (now() - p_held_since) else p_deadline end
+$$;
+
+COMMENT ON FUNCTION dispatcher.put_off(p_deadline timestamp with time zone, p_held_since timestamp with time zone) IS 'A deadline, later by the time a run was held; unchanged where one of the two is no known time.';
+
+CREATE FUNCTION dispatcher.queued_types(p_tenant_id uuid) RETURNS TABLE(workflow_type text)
+    LANGUAGE sql STABLE
+    SET search_path TO ''
+    AS $$
+  -- From one type to the next in the index, however long the queue of each is.
+  with recursive found as (
+    (select run.workflow_type from public.workflow_runs as run
+      where run.tenant_id = p_tenant_id and run.status = 'queued' order by run.workflow_type limit 1)
+    union all
+    select (select run.workflow_type from public.workflow_runs as run
+             where run.tenant_id = p_tenant_id and run.status = 'queued' and run.workflow_type > found.workflow_type
+             order by run.workflow_type limit 1)
+      from found where found.workflow_type is not null)
+  select found.workflow_type from found where found.workflow_type is not null
+$$;
+
+COMMENT ON FUNCTION dispatcher.queued_types(p_tenant_id uuid) IS 'The workflow types that have queued runs.';
 
 CREATE FUNCTION dispatcher.read_gate_facts(p_agent_id uuid, p_settings public.dispatcher_settings, p_hinted uuid[] DEFAULT '{}'::uuid[], p_request uuid DEFAULT NULL::uuid) RETURNS dispatcher.gate_facts
     LANGUAGE plpgsql STABLE
@@ -2797,78 +3459,88 @@ $$;
 
 COMMENT ON FUNCTION dispatcher.read_gate_facts(p_agent_id uuid, p_settings public.dispatcher_settings, p_hinted uuid[], p_request uuid) IS 'The facts of one agent, in one statement. p_hinted: items that hints named, of which those that are due come back; p_request: the claim request whose grant, if there is one, comes back. All NULL for an unknown agent.';
 
-CREATE FUNCTION dispatcher.record_budget_event(p_tenant_id uuid, p_budget jsonb, p_kind text, p_detail jsonb) RETURNS boolean
+CREATE FUNCTION dispatcher.read_money(p_tick dispatcher.tick, p_action text DEFAULT NULL::text) RETURNS dispatcher.money
+    LANGUAGE plpgsql STABLE
+    SET search_path TO ''
+    AS $$
+declare
+  v_money dispatcher.money;
+begin
+  v_money.estimates := '{}';
+  v_money.budgets := '{}';
+  v_money.estimates := dispatcher.workflow_estimates(p_tick.tenant_id, (p_tick.settings).workflow_cost_estimate_usd);
+  v_money.budgets := dispatcher.evaluate_budgets(p_tick.tenant_id, v_money.estimates, p_action);
+  return v_money;
+exception when others then
+  if dispatcher.must_abort(sqlstate) then raise; end if;
+  v_money.error := format('%s (%s)', sqlerrm, sqlstate);
+  return v_money;
+end
+$$;
+
+COMMENT ON FUNCTION dispatcher.read_money(p_tick dispatcher.tick, p_action text) IS 'Estimates and evaluated budgets (of one action, or all) of a tenant. Never fails: fails open, with the error.';
+
+CREATE FUNCTION dispatcher.record_budget_event(p_tenant_id uuid, p_budget dispatcher.evaluated_budget, p_kind text, p_run_ids uuid[] DEFAULT '{}'::uuid[]) RETURNS void
     LANGUAGE plpgsql
     SET search_path TO ''
     AS $$
 declare
-  v_frame constant jsonb := dispatcher.budget_frame(p_budget, p_kind);
-  v_is_new boolean;
+  v_frame jsonb;
 begin
-  insert into public.budget_events (tenant_id, budget_id, period_key, event_kind, detail)
-  values (p_tenant_id, (p_budget ->> 'id')::uuid, p_budget ->> 'period_key', p_kind,
-          jsonb_build_object('spend_usd', v_frame -> 'spend_usd', 'spend_tokens', v_frame -> 'spend_tokens', 'cap_usd', v_frame -> 'cap_usd',
-                             'cap_tokens', v_frame -> 'cap_tokens', 'action', v_frame -> 'action') || p_detail)
-  on conflict on constraint budget_events_once do nothing;
-  v_is_new := found;
-  if v_is_new and p_kind <> 'warned' then
-    perform dispatcher.broadcast_budget_event(p_tenant_id, v_frame);
-  elsif not v_is_new and p_kind = 'hard_stopped' and jsonb_array_length(p_detail -> 'cancelled_run_ids') > 0 then
-    update public.budget_events as event
-       set detail = jsonb_set(event.detail, '{cancelled_run_ids}', coalesce(event.detail -> 'cancelled_run_ids', '[]') || (p_detail -> 'cancelled_run_ids'))
-     where event.budget_id = (p_budget ->> 'id')::uuid and event.period_key = p_budget ->> 'period_key' and event.event_kind = p_kind;
+  if p_budget.period_key is null then
+    return;
   end if;
-  return v_is_new;
+  if not exists (select from public.budget_events where budget_id = p_budget.id and period_key = p_budget.period_key and event_kind = p_kind) then
+    -- Whoever holds the budget is not waited for: the next pass tells it.
+    perform from public.budgets where id = p_budget.id for key share skip locked;
+    if not found then
+      return;
+    end if;
+    v_frame := dispatcher.budget_frame(p_budget, p_kind);
+    insert into public.budget_events (tenant_id, budget_id, period_key, event_kind, detail)
+    values (p_tenant_id, p_budget.id, p_budget.period_key, p_kind, jsonb_build_object(
+      'spend_usd', v_frame -> 'spend_usd', 'spend_tokens', v_frame -> 'spend_tokens', 'cap_usd', v_frame -> 'cap_usd',
+      'cap_tokens', v_frame -> 'cap_tokens', 'action', v_frame -> 'action'))
+    on conflict on constraint budget_events_once do nothing;
+    if found and p_kind <> 'warned' then
+      perform dispatcher.broadcast_budget_event(p_tenant_id, v_frame);
+    end if;
+  end if;
+  if p_kind = 'hard_stopped' then
+    perform dispatcher.add_stopped_runs(p_budget, p_run_ids);
+  end if;
+  perform dispatcher.settle_constraints('public.budget_events');
 end
 $$;
 
-COMMENT ON FUNCTION dispatcher.record_budget_event(p_tenant_id uuid, p_budget jsonb, p_kind text, p_detail jsonb) IS 'Writes a budget event once per budget, period and kind, and broadcasts it once unless it is a warning. Runs a hard stop cancels later join the ids of its one event. True when it is new.';
-
-CREATE FUNCTION dispatcher.record_budget_recoveries(p_tenant_id uuid, p_budgets jsonb) RETURNS integer
-    LANGUAGE plpgsql
-    SET search_path TO ''
-    AS $$
-declare
-  v_budget jsonb;
-  v_count integer := 0;
-begin
-  for v_budget in
-    select b.value from jsonb_array_elements(p_budgets) as b
-      cross join lateral (
-        select max(event.id) filter (where event.event_kind <> 'recovered' and event.period_key <> b.value ->> 'period_key') as breach,
-               max(event.id) filter (where event.event_kind = 'recovered') as recovery
-          from public.budget_events as event where event.budget_id = (b.value ->> 'id')::uuid) as history
-     where b.value ->> 'period_key' is not null and history.breach > coalesce(history.recovery, 0)
-  loop
-    v_count := v_count + dispatcher.record_budget_event(p_tenant_id, v_budget, 'recovered', '{}')::integer;
-  end loop;
-  return v_count;
-end
-$$;
-
-COMMENT ON FUNCTION dispatcher.record_budget_recoveries(p_tenant_id uuid, p_budgets jsonb) IS 'The first evaluation in a new period writes recovered for every budget that had a breach in an earlier one since its last recovery.';
+COMMENT ON FUNCTION dispatcher.record_budget_event(p_tenant_id uuid, p_budget dispatcher.evaluated_budget, p_kind text, p_run_ids uuid[]) IS 'Writes a budget event once per budget, period and kind, and broadcasts it once unless it is a warning. Runs a hard stop has cancelled (p_run_ids) join its one event.';
 
 CREATE FUNCTION dispatcher.record_workflow_transition() RETURNS trigger
     LANGUAGE plpgsql
     SET search_path TO ''
     AS $$
 declare
-  v_actor constant text := coalesce(nullif(current_setting('dispatcher.actor', true), ''),
-                                    nullif(current_setting('request.jwt.claims', true), '')::jsonb ->> 'sub', current_user);
+  v_actor text;
+  v_reason text;
+  v_events public.workflow_run_events[];
 begin
-  insert into public.workflow_run_events (tenant_id, run_id, from_status, to_status, attempt, actor, reason)
-  values (new.tenant_id, new.id, old.status, new.status, new.dispatch_attempts, v_actor, nullif(current_setting('dispatcher.reason', true), ''));
-  -- Taken away from whoever works on it: the process it has at one of our daemons must end.
-  if old.wake_id is not null and old.status <> new.status
-     and (new.status in ('cancelled', 'timed_out') or (new.status in ('queued', 'failed') and v_actor = 'dispatcher')) then
-    update public.agent_wakes set stop_cause = format('run %s is %s', new.id, new.status)
-     where id = old.wake_id and state in ('starting', 'running') and stop_cause is null;
+  if not exists (select from new_runs as run join old_runs as before on before.id = run.id
+                  where run.status <> before.status or run.dispatch_attempts <> before.dispatch_attempts) then
+    return null;
   end if;
+  v_actor := dispatcher.workflow_actor();
+  v_reason := nullif(current_setting('dispatcher.reason', true), '');
+  select array_agg(row(null, run.tenant_id, run.id, before.status, run.status, run.dispatch_attempts, v_actor, v_reason,
+                       null)::public.workflow_run_events order by run.queued_at, run.id)
+    into v_events
+    from new_runs as run join old_runs as before on before.id = run.id
+   where run.status <> before.status or run.dispatch_attempts <> before.dispatch_attempts;
+  perform dispatcher.write_run_events(v_events);
   return null;
 end
 $$;
 
-COMMENT ON FUNCTION dispatcher.record_workflow_transition() IS 'After a transition: its event, and where the run was taken away from outside, the request to stop the process that works on it.';
+COMMENT ON FUNCTION dispatcher.record_workflow_transition() IS 'After an update of runs: one event per transition.';
 
 CREATE FUNCTION dispatcher.refusal(p_agent_id uuid, p_agent_slug text, p_reason text, p_retry_in double precision, p_failures integer DEFAULT NULL::integer) RETURNS jsonb
     LANGUAGE sql IMMUTABLE
@@ -2879,6 +3551,19 @@ CREATE FUNCTION dispatcher.refusal(p_agent_id uuid, p_agent_slug text, p_reason 
 $$;
 
 COMMENT ON FUNCTION dispatcher.refusal(p_agent_id uuid, p_agent_slug text, p_reason text, p_retry_in double precision, p_failures integer) IS 'The answer to a refused claim: {granted: false, agent_id, agent_slug, skip_reason, retry_in (s), failures}.';
+
+CREATE FUNCTION dispatcher.refuse_claim(p_run public.workflow_runs, p_agent text) RETURNS text
+    LANGUAGE sql IMMUTABLE
+    SET search_path TO ''
+    AS $$
+  select case when p_run.status = 'queued' then 'not_dispatched'
+              when p_run.status in ('claimed', 'running') then 'claimed_by_another'
+              when p_run.finished_at is not null then 'finished'
+              when p_run.status <> 'dispatched' then 'held'
+              when p_agent is not null and p_agent is distinct from p_run.owner_agent_id then 'not_yours' end
+$$;
+
+COMMENT ON FUNCTION dispatcher.refuse_claim(p_run public.workflow_runs, p_agent text) IS 'Why a run cannot be claimed by an agent; NULL when it can.';
 
 CREATE FUNCTION dispatcher.refuse_post(p_sender_id uuid, p_recipient_id uuid, p_event_type text, p_context jsonb, p_request_key text, OUT code text, OUT detail text) RETURNS record
     LANGUAGE plpgsql STABLE
@@ -2905,6 +3590,23 @@ $$;
 
 COMMENT ON FUNCTION dispatcher.refuse_post(p_sender_id uuid, p_recipient_id uuid, p_event_type text, p_context jsonb, p_request_key text, OUT code text, OUT detail text) IS 'Why a post is refused; code NULL when it is not.';
 
+CREATE FUNCTION dispatcher.refuse_respawn(p_run_id uuid, p_reason text, p_agent_id uuid DEFAULT NULL::uuid, p_agent_slug text DEFAULT NULL::text) RETURNS jsonb
+    LANGUAGE sql IMMUTABLE
+    SET search_path TO ''
+    AS $$
+  select jsonb_build_object('granted', false, 'skip_reason', p_reason, 'run_id', p_run_id)
+         || case when p_agent_id is null then '{}'::jsonb else jsonb_build_object('agent_id', p_agent_id, 'agent_slug', p_agent_slug) end
+$$;
+
+COMMENT ON FUNCTION dispatcher.refuse_respawn(p_run_id uuid, p_reason text, p_agent_id uuid, p_agent_slug text) IS 'The answer to a respawn that is not granted: {granted: false, skip_reason, run_id}.';
+
+CREATE FUNCTION dispatcher.refuse_run(p_run_id uuid, p_code text) RETURNS jsonb
+    LANGUAGE sql IMMUTABLE
+    SET search_path TO ''
+    AS $$ select jsonb_build_object('applied', false, 'code', p_code, 'run_id', p_run_id, 'status', null, 'run', null) $$;
+
+COMMENT ON FUNCTION dispatcher.refuse_run(p_run_id uuid, p_code text) IS 'The refusal without a record: not_found, bad_session, or busy (another session holds the run, ask again).';
+
 CREATE FUNCTION dispatcher.refuse_workflow_caller(p_code text, p_run public.workflow_runs, p_tenant_id uuid, p_run_id uuid, p_session text, p_claim_token uuid, p_usage jsonb) RETURNS jsonb
     LANGUAGE plpgsql
     SET search_path TO ''
@@ -2917,9 +3619,9 @@ begin
   elsif p_code = 'not_yours' then
     v_booked := dispatcher.book_lost_claim_usage(p_tenant_id, p_run_id, p_session, p_claim_token, p_usage);
   end if;
-  return case when p_run.id is null then jsonb_build_object('applied', false, 'code', 'not_found', 'run_id', p_run_id)
-              else dispatcher.workflow_answer(p_code, p_run) end
-         || jsonb_build_object('usage_booked', v_booked or (p_code in ('finished', 'held') and dispatcher.workflow_usage_values(coalesce(p_usage, '{}')) <> '{}'));
+  v_booked := v_booked or (p_code in ('finished', 'held') and dispatcher.workflow_usage_values(coalesce(p_usage, '{}')) <> '{}');
+  return case when p_run.id is null then dispatcher.refuse_run(p_run_id, 'not_found') else dispatcher.workflow_answer(p_code, p_run) end
+         || jsonb_build_object('usage_booked', v_booked);
 end
 $$;
 
@@ -2960,38 +3662,34 @@ $$;
 
 COMMENT ON FUNCTION dispatcher.release_forgotten_leases(p_sweeper dispatcher.claimant, p_limit integer) IS 'Releases leases whose wake ended while somebody held the item.';
 
-CREATE FUNCTION dispatcher.release_stale_claims(p_tenant_id uuid, p_settings jsonb) RETURNS jsonb
+CREATE FUNCTION dispatcher.release_stale_claims(p_tick dispatcher.tick, p_limit integer) RETURNS jsonb
     LANGUAGE plpgsql
     SET search_path TO ''
     AS $$
 declare
+  v_runs constant public.workflow_runs[] := array(select row(run.*)::public.workflow_runs from dispatcher.silent_runs(p_tick, p_limit) as run);
   v_run public.workflow_runs;
   v_released integer := 0;
   v_failed integer := 0;
   v_errors jsonb := '[]';
 begin
-  for v_run in
-    select * from public.workflow_runs
-     where tenant_id = p_tenant_id and status in ('claimed', 'running')
-       and greatest(last_heartbeat_at, claimed_at) < now() - make_interval(secs => (p_settings ->> 'stale_claim_seconds')::double precision)
-     order by last_heartbeat_at limit 500 for update skip locked
-  loop
+  foreach v_run in array dispatcher.unlocked_runs(v_runs) loop
     begin
       perform dispatcher.note_workflow_actor('dispatcher', 'no heartbeat');
       v_run := dispatcher.return_workflow_run(v_run, 'no heartbeat');
       v_released := v_released + (v_run.status = 'queued')::integer;
       v_failed := v_failed + (v_run.status = 'failed')::integer;
-    exception when query_canceled or lock_not_available or deadlock_detected or serialization_failure then
-      raise;
-    when others then
-      v_errors := v_errors || jsonb_build_object('phase', 'released', 'run_id', v_run.id, 'error', sqlerrm, 'error_code', sqlstate);
+    exception when others then
+      if dispatcher.must_abort(sqlstate) then raise; end if;
+      v_errors := v_errors || dispatcher.row_error('released', v_run.id, sqlerrm, sqlstate);
     end;
   end loop;
-  return jsonb_build_object('released', v_released, 'failed', v_failed, 'errors', v_errors);
+  return jsonb_build_object('released', v_released, 'failed', v_failed, 'errors', v_errors,
+                            'again', cardinality(v_runs) >= p_limit and v_released + v_failed > 0);
 end
 $$;
 
-COMMENT ON FUNCTION dispatcher.release_stale_claims(p_tenant_id uuid, p_settings jsonb) IS 'Claims without a heartbeat for too long are lost: the run returns to the queue, the fourth time it fails.';
+COMMENT ON FUNCTION dispatcher.release_stale_claims(p_tick dispatcher.tick, p_limit integer) IS 'Claims without a heartbeat for too long are lost: the run returns to the queue, the fourth time it fails. {released, failed, errors, again}.';
 
 CREATE FUNCTION dispatcher.release_wake_leases(p_wake public.agent_wakes, p_give_back boolean, p_reason text, OUT released integer, OUT dead uuid[]) RETURNS record
     LANGUAGE plpgsql
@@ -3063,18 +3761,74 @@ $$;
 
 COMMENT ON FUNCTION dispatcher.renew_wake_leases(p_instance_id uuid, p_wake_ids uuid[], p_lease_seconds integer) IS 'Prolongs the leases taken during the given live wakes of this instance, so that a lease never ends before the work. Answers how many.';
 
-CREATE FUNCTION dispatcher.reserve_in_budgets(p_budgets jsonb, p_agent_id text, p_department_id text, p_workflow_type text, p_usd numeric, p_tokens numeric) RETURNS jsonb
-    LANGUAGE sql IMMUTABLE
+CREATE FUNCTION dispatcher.reserve_in_budgets(p_budgets dispatcher.evaluated_budget[], p_agent_id text, p_department_id text, p_workflow_type text, p_usd numeric, p_tokens numeric) RETURNS dispatcher.evaluated_budget[]
+    LANGUAGE plpgsql IMMUTABLE
     SET search_path TO ''
     AS $$
-  select coalesce(jsonb_agg(case when dispatcher.is_in_budget_scope(b.value ->> 'scope', b.value ->> 'scope_id', p_agent_id, p_department_id, p_workflow_type)
-           then b.value || jsonb_build_object('reserved_usd', (b.value ->> 'reserved_usd')::numeric + p_usd,
-                                              'reserved_tokens', (b.value ->> 'reserved_tokens')::numeric + p_tokens)
-           else b.value end order by b.ordinality), '[]')
-    from jsonb_array_elements(p_budgets) with ordinality as b
+begin
+  for v_place in 1 .. cardinality(p_budgets) loop
+    if dispatcher.is_in_budget_scope(p_budgets[v_place].scope, p_budgets[v_place].scope_id, p_agent_id, p_department_id, p_workflow_type) then
+      p_budgets[v_place].reserved_usd := p_budgets[v_place].reserved_usd + p_usd;
+      p_budgets[v_place].reserved_tokens := p_budgets[v_place].reserved_tokens + p_tokens;
+    end if;
+  end loop;
+  return p_budgets;
+end
 $$;
 
-COMMENT ON FUNCTION dispatcher.reserve_in_budgets(p_budgets jsonb, p_agent_id text, p_department_id text, p_workflow_type text, p_usd numeric, p_tokens numeric) IS 'The evaluated budgets after one more run was dispatched (or taken back: negative amounts).';
+COMMENT ON FUNCTION dispatcher.reserve_in_budgets(p_budgets dispatcher.evaluated_budget[], p_agent_id text, p_department_id text, p_workflow_type text, p_usd numeric, p_tokens numeric) IS 'The evaluated budgets after one more run was dispatched (or taken back: negative amounts).';
+
+CREATE FUNCTION dispatcher.respawn_grant(p_wake public.agent_wakes, p_run public.workflow_runs) RETURNS jsonb
+    LANGUAGE sql STABLE
+    SET search_path TO ''
+    AS $$
+  select dispatcher.wake_grant(p_wake) || jsonb_build_object('run', dispatcher.workflow_run_json(p_run),
+                                                             'timeout_seconds', dispatcher.seconds_until(p_wake.deadline_at) - 15)
+$$;
+
+COMMENT ON FUNCTION dispatcher.respawn_grant(p_wake public.agent_wakes, p_run public.workflow_runs) IS 'The grant of a new process for an orphan: that of a wake, with the run and timeout_seconds.';
+
+CREATE FUNCTION dispatcher.respawn_locked_run(p_claimant dispatcher.claimant, p_run public.workflow_runs, p_request uuid) RETURNS jsonb
+    LANGUAGE plpgsql
+    SET search_path TO ''
+    AS $$
+declare
+  v_tick constant dispatcher.tick :=
+    row(p_claimant.instance_id, p_claimant.tenant_id, p_claimant.gateway_id, p_claimant.settings)::dispatcher.tick;
+  v_agent_id constant uuid := dispatcher.find_inbox_agent(p_claimant.tenant_id, p_run.owner_agent_id);
+  v_agent constant record := dispatcher.lock_agent(p_claimant, v_agent_id);
+  v_money dispatcher.money;
+  v_usd numeric;
+  v_tokens numeric;
+  v_reason text;
+  v_wake public.agent_wakes;
+begin
+  if v_agent.verdict = 'not_local' then
+    return dispatcher.refuse_respawn(p_run.id, 'not_local');
+  elsif v_agent.verdict = 'busy' or (dispatcher.lock_wake_state(v_agent_id, p_claimant.tenant_id)).agent_id is null
+     or cardinality(dispatcher.unlocked_runs(array[p_run])) = 0 then
+    return dispatcher.refuse_respawn(p_run.id, 'busy', v_agent_id, v_agent.slug);
+  end if;
+  v_reason := dispatcher.gate_of_respawn(p_claimant, v_agent_id);
+  -- What the lost session cost stays spent, reported or not: the new one needs room of its own.
+  v_money := dispatcher.read_money(v_tick);
+  v_usd := dispatcher.workflow_estimate(v_money.estimates, p_run.workflow_type, 'usd');
+  v_tokens := dispatcher.workflow_estimate(v_money.estimates, p_run.workflow_type, 'tokens');
+  if v_reason is null and (dispatcher.budget_verdict(
+       v_money.budgets, v_agent.slug,
+       (select department_id from public.agent_profiles where tenant_id = p_run.tenant_id and agent_id = p_run.owner_agent_id),
+       p_run.workflow_type, v_usd, v_tokens)).verdict <> 'ok' then
+    v_reason := 'workflow_budget';
+  end if;
+  if v_reason is not null then
+    return dispatcher.refuse_respawn(p_run.id, v_reason, v_agent_id, v_agent.slug);
+  end if;
+  v_wake := dispatcher.write_respawn(p_claimant, p_run, v_agent_id, p_request);
+  return dispatcher.respawn_grant(v_wake, dispatcher.give_to_respawn(p_run, v_wake, v_usd, v_tokens));
+end
+$$;
+
+COMMENT ON FUNCTION dispatcher.respawn_locked_run(p_claimant dispatcher.claimant, p_run public.workflow_runs, p_request uuid) IS 'Grants an orphan, which the caller has locked along with the gateway, its new process. From here on nothing waits: what somebody holds is busy.';
 
 CREATE FUNCTION dispatcher.restrict_functions(p_names text[] DEFAULT '{}'::text[]) RETURNS void
     LANGUAGE plpgsql
@@ -3095,73 +3849,83 @@ $$;
 
 COMMENT ON FUNCTION dispatcher.restrict_functions(p_names text[]) IS 'Leaves the named functions of schema public, and all of schema dispatcher, to the service role alone. The default privileges of a Supabase project grant execute to anon and authenticated by name: revoking from public is not enough.';
 
-CREATE FUNCTION dispatcher.retry_stale_dispatches(p_tenant_id uuid, p_settings jsonb, p_estimates jsonb, p_budgets jsonb) RETURNS jsonb
+CREATE FUNCTION dispatcher.retry_stale_dispatches(p_tick dispatcher.tick, p_limit integer) RETURNS jsonb
     LANGUAGE plpgsql
     SET search_path TO ''
     AS $$
 declare
-  v_max constant integer := (p_settings ->> 'max_dispatch_retries')::integer;
-  v_run record;
-  v_usd numeric;
-  v_tokens numeric;
-  v_without jsonb;
-  v_verdict text;
-  v_retried integer := 0;
-  v_failed integer := 0;
-  v_held integer := 0;
+  v_gateways constant uuid[] := dispatcher.held_gateways(p_tick);
+  v_money dispatcher.money := dispatcher.read_money(p_tick);
+  v_run public.workflow_runs;
+  v_one record;
+  v_done jsonb := '{"retried": 0, "failed": 0, "held": 0, "unrouted": 0, "locked": 0}';
+  v_outcome text;
+  v_seen integer := 0;
   v_errors jsonb := '[]';
 begin
-  for v_run in
-    select run.id, run.workflow_type, run.dispatch_attempts, run.release_count, run.owner_agent_id, run.reserved_usd, run.reserved_tokens, run.accounted_at,
-           coalesce(run.pinned_agent_id, route.agent_id) as agent_id, coalesce(route.max_concurrent, 1) as max_concurrent,
-           owner.department_id as owner_department_id, profile.department_id
-      from public.workflow_runs as run
-      left join public.workflow_agent_routing as route on route.tenant_id = run.tenant_id and route.workflow_type = run.workflow_type
-      left join public.agent_profiles as profile on profile.tenant_id = run.tenant_id and profile.agent_id = coalesce(run.pinned_agent_id, route.agent_id)
-      left join public.agent_profiles as owner on owner.tenant_id = run.tenant_id and owner.agent_id = run.owner_agent_id
-     where run.tenant_id = p_tenant_id and run.status = 'dispatched'
-       and run.dispatched_at < now() - make_interval(secs => (p_settings ->> 'stale_dispatch_seconds')::double precision)
-     order by run.dispatched_at limit 500
-     for update of run skip locked
-  loop
+  v_money.budgets := dispatcher.tight_budgets(v_money.budgets, v_money.estimates, p_limit);
+  for v_run in select * from dispatcher.stale_dispatches(p_tick, p_limit) loop
+    v_seen := v_seen + 1;
     begin
-      if v_run.dispatch_attempts - v_run.release_count > v_max then
-        perform dispatcher.note_workflow_actor('dispatcher', 'nobody claimed it');
-        update public.workflow_runs
-           set status = 'failed', finished_at = now(), last_error_at = now(), last_error = format('Dispatch retries exhausted after %s attempts', v_run.dispatch_attempts)
-         where id = v_run.id;
-        update public.workflow_notifications set state = 'obsolete' where run_id = v_run.id and state = 'pending';
-        v_failed := v_failed + 1;
-        continue;
-      end if;
-      v_usd := dispatcher.workflow_estimate(p_estimates, v_run.workflow_type, 'usd');
-      v_tokens := dispatcher.workflow_estimate(p_estimates, v_run.workflow_type, 'tokens');
-      v_without := dispatcher.reserve_in_budgets(p_budgets, v_run.owner_agent_id, v_run.owner_department_id, v_run.workflow_type,
-                                             -coalesce(v_run.reserved_usd, v_usd), -coalesce(v_run.reserved_tokens, v_tokens));
-      select gate.verdict into v_verdict from dispatcher.budget_verdict(v_without, v_run.agent_id, v_run.department_id, v_run.workflow_type, v_usd, v_tokens) as gate;
-      if v_verdict = 'ok' and v_run.agent_id is not null and v_run.max_concurrent > 0 then
-        perform dispatcher.note_workflow_actor('dispatcher', 'nobody claimed it in time');
-        update public.workflow_notifications set state = 'obsolete' where run_id = v_run.id and state = 'pending';
-        perform dispatcher.dispatch_workflow_run(v_run.id, v_run.agent_id, v_usd, v_tokens);
-        p_budgets := dispatcher.reserve_in_budgets(v_without, v_run.agent_id, v_run.department_id, v_run.workflow_type, v_usd, v_tokens);
-        v_retried := v_retried + 1;
+      if v_run.dispatch_attempts::bigint - v_run.release_count > (p_tick.settings).max_dispatch_retries then
+        perform dispatcher.give_up_dispatch(v_run);
+        v_outcome := 'failed';
       else
-        perform dispatcher.note_workflow_actor('dispatcher', case when v_verdict <> 'ok' then 'held by a budget' else 'its route is gone' end);
-        update public.workflow_runs set status = 'queued', dispatched_at = null, reserved_usd = null, reserved_tokens = null where id = v_run.id;
-        p_budgets := v_without;
-        v_held := v_held + (v_verdict <> 'ok')::integer;
+        v_one := dispatcher.retry_stale_run(v_run, v_money, v_gateways);
+        v_money.budgets := v_one.budgets;
+        v_outcome := v_one.outcome;
       end if;
-    exception when query_canceled or lock_not_available or deadlock_detected or serialization_failure then
-      raise;
-    when others then
-      v_errors := v_errors || jsonb_build_object('phase', 'retried', 'run_id', v_run.id, 'error', sqlerrm, 'error_code', sqlstate);
+      v_done := v_done || jsonb_build_object(v_outcome, (v_done ->> v_outcome)::integer + 1);
+    exception when others then
+      if dispatcher.must_abort(sqlstate) then raise; end if;
+      v_errors := v_errors || dispatcher.row_error('retried', v_run.id, sqlerrm, sqlstate);
     end;
   end loop;
-  return jsonb_build_object('retried', v_retried, 'failed', v_failed, 'held', v_held, 'budgets', p_budgets, 'errors', v_errors);
+  return v_done - 'unrouted' || jsonb_build_object(
+    'errors', v_errors, 'again', v_seen >= p_limit and v_seen > jsonb_array_length(v_errors) + (v_done ->> 'locked')::integer);
 end
 $$;
 
-COMMENT ON FUNCTION dispatcher.retry_stale_dispatches(p_tenant_id uuid, p_settings jsonb, p_estimates jsonb, p_budgets jsonb) IS 'Runs nobody claimed in time: out of retries they fail, whatever a budget says; else a fresh attempt through the same gate, or back to the queue where the gate holds it, with no attempt spent.';
+COMMENT ON FUNCTION dispatcher.retry_stale_dispatches(p_tick dispatcher.tick, p_limit integer) IS 'Runs nobody claimed in time: out of retries they fail, whatever a budget says; else a fresh attempt through the same gate, or back to the queue where the gate holds it, with no attempt spent. {retried, failed, held, locked, errors, again}.';
+
+CREATE FUNCTION dispatcher.retry_stale_run(p_run public.workflow_runs, p_money dispatcher.money, p_gateways uuid[], OUT outcome text, OUT budgets dispatcher.evaluated_budget[]) RETURNS record
+    LANGUAGE plpgsql
+    SET search_path TO ''
+    AS $$
+declare
+  v_target constant record := dispatcher.target_of(p_run);
+  v_usd constant numeric := dispatcher.workflow_estimate(p_money.estimates, p_run.workflow_type, 'usd');
+  v_tokens constant numeric := dispatcher.workflow_estimate(p_money.estimates, p_run.workflow_type, 'tokens');
+  v_gate record;
+begin
+  -- It must not stand in its own way.
+  budgets := dispatcher.reserve_in_budgets(
+    p_money.budgets, p_run.owner_agent_id,
+    (select department_id from public.agent_profiles where tenant_id = p_run.tenant_id and agent_id = p_run.owner_agent_id),
+    p_run.workflow_type, -coalesce(p_run.reserved_usd, v_usd), -coalesce(p_run.reserved_tokens, v_tokens));
+  v_gate := dispatcher.budget_verdict(budgets, v_target.agent_id, v_target.department_id, p_run.workflow_type, v_usd, v_tokens);
+  if v_gate.verdict <> 'ok' or not v_target.is_open then
+    outcome := case when v_gate.verdict <> 'ok' then 'held' else 'unrouted' end;
+    perform dispatcher.note_workflow_actor('dispatcher', case outcome when 'held' then 'held by a budget' else 'its route is gone' end);
+    update public.workflow_runs
+       set status = 'queued', dispatched_at = null, reserved_usd = null, reserved_tokens = null,
+           blocker_type = case when v_target.agent_id is null then 'no_route' end,
+           blocker_description = case when v_target.agent_id is null then format('no route for workflow type %s', p_run.workflow_type) end
+     where id = p_run.id;
+  elsif v_target.gateway_id is not null and v_target.gateway_id <> all (p_gateways) then
+    outcome := 'locked';
+    budgets := p_money.budgets;
+  else
+    outcome := 'retried';
+    perform dispatcher.note_workflow_actor('dispatcher', 'nobody claimed it in time');
+    perform dispatcher.drop_notifications(array[p_run.id]);
+    perform dispatcher.dispatch_runs(array[row(p_run.id, v_target.agent_id, v_target.gateway_id, v_usd, v_tokens)::dispatcher.run_choice]);
+    budgets := dispatcher.reserve_in_budgets(budgets, v_target.agent_id, v_target.department_id, p_run.workflow_type, v_usd, v_tokens);
+  end if;
+end
+$$;
+
+COMMENT ON FUNCTION dispatcher.retry_stale_run(p_run public.workflow_runs, p_money dispatcher.money, p_gateways uuid[], OUT outcome text, OUT budgets dispatcher.evaluated_budget[]) IS 'A fresh attempt for a stale run through the same budgets (retried), or back to the queue with no attempt spent (held, unrouted); locked: another session holds the agent''s gateway. budgets: as they stand after that.';
 
 CREATE FUNCTION dispatcher.return_workflow_run(p_run public.workflow_runs, p_how text) RETURNS public.workflow_runs
     LANGUAGE plpgsql
@@ -3179,9 +3943,10 @@ begin
   else
     perform dispatcher.settle_workflow_claim(p_run, p_how);
     update public.workflow_runs
-       set status = 'queued', release_count = release_count + 1, dispatched_at = null, claimed_at = null, claimed_by = null, started_at = null,
-           deadline_at = null, last_heartbeat_at = null, claim_token = null, session_id = null, wake_id = null, reserved_usd = null, reserved_tokens = null,
-           cost_estimate = null, input_tokens = null, output_tokens = null, cached_tokens = null, reported_at = null, accounted_at = null
+       set status = 'queued', release_count = release_count + 1, dispatched_at = null, claimed_at = null, claimed_by = null,
+           started_at = null, deadline_at = null, last_heartbeat_at = null, claim_token = null, session_id = null, wake_id = null,
+           reserved_usd = null, reserved_tokens = null, cost_estimate = null, input_tokens = null, output_tokens = null,
+           cached_tokens = null, reported_at = null, accounted_at = null
      where id = p_run.id returning * into p_run;
   end if;
   return p_run;
@@ -3189,6 +3954,62 @@ end
 $$;
 
 COMMENT ON FUNCTION dispatcher.return_workflow_run(p_run public.workflow_runs, p_how text) IS 'Gives a claim back: the run returns to the queue with its reservation freed, at most 3 times, then it fails. The caller has locked it.';
+
+CREATE FUNCTION dispatcher.row_error(p_phase text, p_run_id uuid, p_error text, p_code text) RETURNS jsonb
+    LANGUAGE sql IMMUTABLE
+    SET search_path TO ''
+    AS $$ select jsonb_build_array(jsonb_build_object('phase', p_phase, 'run_id', p_run_id, 'error', left(p_error, 500), 'error_code', p_code)) $$;
+
+COMMENT ON FUNCTION dispatcher.row_error(p_phase text, p_run_id uuid, p_error text, p_code text) IS 'What a run of a phase raised, as a list of one.';
+
+CREATE FUNCTION dispatcher.run_candidates(p_tenant_id uuid, p_groups dispatcher.waiting_group[], p_batch integer) RETURNS TABLE(run_id uuid, workflow_type text, agent_id text, department_id text, gateway_id uuid, slots bigint, usd numeric, tokens numeric)
+    LANGUAGE sql STABLE
+    SET search_path TO ''
+    AS $$
+  select pick.id, g.workflow_type, g.agent_id, g.department_id, g.gateway_id, g.slots, g.usd, g.tokens
+    from unnest(p_groups) as g
+    cross join lateral unnest(g.priorities) as level (priority)
+    -- Of one priority the oldest goes first whatever waiting adds, so the oldest few of each are all that can go out.
+    cross join lateral (
+      select run.id, run.priority, run.queued_at from public.workflow_runs as run
+       where run.tenant_id = p_tenant_id and run.workflow_type = g.workflow_type and run.priority = level.priority and run.status = 'queued'
+         and run.pinned_agent_id is not distinct from g.pinned_agent_id and (run.next_attempt_at is null or run.next_attempt_at <= now())
+       order by run.queued_at
+       limit least(g.slots, p_batch) + 20) as pick
+   where g.verdict = 'ok' and g.is_open and g.slots > 0
+   -- A group ages as its oldest run does, and its runs among themselves: minutes of waiting must not outweigh what a run is worth.
+   order by g.route_priority::bigint + dispatcher.workflow_age_points(g.oldest, now()) desc,
+            pick.priority::bigint + dispatcher.workflow_age_points(pick.queued_at, now()) desc, pick.queued_at, pick.id
+$$;
+
+COMMENT ON FUNCTION dispatcher.run_candidates(p_tenant_id uuid, p_groups dispatcher.waiting_group[], p_batch integer) IS 'The runs that may go out next, in their order: those that are held or whose type is full are left out before anything is limited.';
+
+CREATE FUNCTION dispatcher.run_phase(p_tick dispatcher.tick, p_phase text) RETURNS jsonb
+    LANGUAGE plpgsql
+    SET search_path TO ''
+    AS $$
+declare
+  v_limit constant integer := 500;
+  v_answer jsonb;
+begin
+  if p_phase in ('stopped', 'dispatched', 'retried') and not dispatcher.has_the_pass(p_tick) then
+    return jsonb_build_object('busy', true);
+  end if;
+  case p_phase
+    when 'stopped' then v_answer := dispatcher.stop_overspent_runs(p_tick, v_limit);
+    when 'dispatched' then v_answer := dispatcher.dispatch_queued_runs(p_tick);
+    when 'retried' then v_answer := dispatcher.retry_stale_dispatches(p_tick, v_limit);
+    when 'timed_out' then v_answer := dispatcher.time_out_runs(p_tick, v_limit);
+    when 'released' then v_answer := dispatcher.release_stale_claims(p_tick, v_limit);
+    when 'unrouted' then v_answer := dispatcher.mark_unrouted_runs(p_tick, v_limit);
+    when 'pruned' then v_answer := dispatcher.prune_workflow_rows(p_tick, v_limit);
+  end case;
+  perform dispatcher.hint_other_gateways(p_tick);
+  return v_answer;
+end
+$$;
+
+COMMENT ON FUNCTION dispatcher.run_phase(p_tick dispatcher.tick, p_phase text) IS 'One pass of one phase; {busy: true} when another pass that counts is under way.';
 
 CREATE FUNCTION dispatcher.running_instance(p_instance_id uuid) RETURNS public.dispatcher_instances
     LANGUAGE plpgsql STABLE
@@ -3206,6 +4027,63 @@ end
 $$;
 
 COMMENT ON FUNCTION dispatcher.running_instance(p_instance_id uuid) IS 'The row of an instance; raises OD001 when it is not registered.';
+
+CREATE FUNCTION dispatcher.runs_of_budget(p_tick dispatcher.tick, p_budget dispatcher.evaluated_budget, p_limit integer) RETURNS public.workflow_runs[]
+    LANGUAGE plpgsql
+    SET search_path TO ''
+    AS $$
+declare
+  v_runs public.workflow_runs[];
+begin
+  -- What costs money at this moment first.
+  v_runs := array(
+    select row(run.*)::public.workflow_runs from public.workflow_runs as run
+      left join public.agent_profiles as profile on profile.tenant_id = run.tenant_id and profile.agent_id = run.owner_agent_id
+     where run.tenant_id = p_tick.tenant_id and run.status in ('dispatched', 'claimed', 'running')
+       and dispatcher.is_in_budget_scope(p_budget.scope, p_budget.scope_id, run.owner_agent_id, profile.department_id, run.workflow_type)
+     order by run.created_at, run.id limit p_limit for update of run skip locked);
+  return v_runs || array(
+    select row(run.*)::public.workflow_runs from public.workflow_runs as run
+      left join public.workflow_agent_routing as route on route.tenant_id = run.tenant_id and route.workflow_type = run.workflow_type
+      left join public.agent_profiles as profile
+        on profile.tenant_id = run.tenant_id and profile.agent_id = coalesce(run.pinned_agent_id, route.agent_id)
+     -- What is kept back for later belongs to the budget of its day.
+     where run.tenant_id = p_tick.tenant_id and run.status = 'queued' and (run.next_attempt_at is null or run.next_attempt_at <= now())
+       and dispatcher.is_in_budget_scope(p_budget.scope, p_budget.scope_id, coalesce(run.pinned_agent_id, route.agent_id),
+                                         profile.department_id, run.workflow_type)
+     limit p_limit - cardinality(v_runs) for update of run skip locked);
+end
+$$;
+
+COMMENT ON FUNCTION dispatcher.runs_of_budget(p_tick dispatcher.tick, p_budget dispatcher.evaluated_budget, p_limit integer) IS 'Runs in the scope of a budget that are dispatched, claimed, running, or queued and due, locked; at most p_limit.';
+
+CREATE FUNCTION dispatcher.runs_over_deadline(p_tick dispatcher.tick, p_limit integer) RETURNS SETOF public.workflow_runs
+    LANGUAGE sql
+    SET search_path TO ''
+    AS $$
+  select run.* from public.workflow_runs as run
+   where run.tenant_id = p_tick.tenant_id and run.status in ('claimed', 'running') and run.deadline_at <= now()
+   order by run.deadline_at limit p_limit for update skip locked
+$$;
+
+COMMENT ON FUNCTION dispatcher.runs_over_deadline(p_tick dispatcher.tick, p_limit integer) IS 'Claimed and running runs over their deadline, locked.';
+
+CREATE FUNCTION dispatcher.runs_to_mark(p_tenant_id uuid) RETURNS SETOF uuid
+    LANGUAGE sql STABLE
+    SET search_path TO ''
+    AS $$
+  select run.id from dispatcher.unrouted_types(p_tenant_id) as unrouted
+    join public.workflow_runs as run on run.tenant_id = p_tenant_id and run.workflow_type = unrouted.workflow_type and run.status = 'queued'
+   where run.pinned_agent_id is null and run.blocker_type is distinct from 'no_route'
+  union all
+  select run.id from public.workflow_runs as run
+   where run.tenant_id = p_tenant_id and run.status = 'queued' and run.blocker_type = 'no_route'
+     and (run.pinned_agent_id is not null
+          or exists (select from public.workflow_agent_routing as route
+                      where route.tenant_id = p_tenant_id and route.workflow_type = run.workflow_type))
+$$;
+
+COMMENT ON FUNCTION dispatcher.runs_to_mark(p_tenant_id uuid) IS 'Queued runs whose blocker no_route is missing, or is true no more.';
 
 CREATE FUNCTION dispatcher.schema_drift() RETURNS TABLE(kind text, name text, problem text)
     LANGUAGE sql STABLE
@@ -3403,6 +4281,19 @@ $$;
 
 COMMENT ON FUNCTION dispatcher.settings_of_instance(p_instance_id uuid) IS 'The settings of a daemon; the defaults for one that is not registered.';
 
+CREATE FUNCTION dispatcher.settle_constraints(p_table regclass) RETURNS void
+    LANGUAGE plpgsql
+    SET search_path TO ''
+    AS $$
+begin
+  if exists (select from pg_catalog.pg_trigger where tgrelid = p_table and tgdeferrable) then
+    set constraints all immediate;
+  end if;
+end
+$$;
+
+COMMENT ON FUNCTION dispatcher.settle_constraints(p_table regclass) IS 'Has deferred constraints say what they have to say now, where a table has any: what waits for the commit would take everything with it.';
+
 CREATE FUNCTION dispatcher.settle_items_of_wake(p_wake public.agent_wakes, p_state text, p_ending text, p_error text) RETURNS uuid[]
     LANGUAGE plpgsql
     SET search_path TO ''
@@ -3458,17 +4349,37 @@ CREATE FUNCTION dispatcher.settle_workflow_claim(p_run public.workflow_runs, p_a
   -- Whoever gave a sign of life has worked: what it did not report counts as what was reserved for it, never as nothing.
   insert into public.workflow_claims as claim (
     claim_token, tenant_id, run_id, workflow_type, agent_id, session_id, attempt, claimed_at, ended_at, ended_as, cost_usd, tokens, accounted_at)
-  select coalesce(p_run.claim_token, gen_random_uuid()), p_run.tenant_id, p_run.id, p_run.workflow_type, p_run.owner_agent_id, coalesce(p_run.session_id, 'unknown'),
-         p_run.dispatch_attempts, coalesce(p_run.claimed_at, now()), now(), p_as,
-         case when p_run.cost_estimate >= 0 and p_run.cost_estimate <> 'NaN' then p_run.cost_estimate else p_run.reserved_usd end,
-         coalesce(case when least(p_run.input_tokens, p_run.output_tokens) >= 0 then coalesce(p_run.input_tokens, 0) + coalesce(p_run.output_tokens, 0) end,
-                  p_run.reserved_tokens),
+  select coalesce(p_run.claim_token, gen_random_uuid()), p_run.tenant_id, p_run.id, p_run.workflow_type, p_run.owner_agent_id,
+         coalesce(p_run.session_id, 'unknown'), p_run.dispatch_attempts, coalesce(p_run.claimed_at, now()), now(), p_as,
+         coalesce(dispatcher.known_cost(p_run.cost_estimate), p_run.reserved_usd),
+         coalesce(dispatcher.known_tokens(p_run.input_tokens, p_run.output_tokens), p_run.reserved_tokens),
          coalesce(p_run.accounted_at, now())
    where p_run.accounted_at is not null or p_run.started_at is not null
   on conflict (claim_token) do update set cost_usd = excluded.cost_usd, tokens = excluded.tokens, accounted_at = excluded.accounted_at
 $$;
 
 COMMENT ON FUNCTION dispatcher.settle_workflow_claim(p_run public.workflow_runs, p_as text) IS 'Moves what the present claim of a run has cost from the run to the claim, where the budgets find it once the run starts a new account. A claim without a report or a heartbeat cost nothing. The caller empties the run.';
+
+CREATE FUNCTION dispatcher.silent_runs(p_tick dispatcher.tick, p_limit integer) RETURNS SETOF public.workflow_runs
+    LANGUAGE sql
+    SET search_path TO ''
+    AS $$
+  select run.* from public.workflow_runs as run
+   where run.tenant_id = p_tick.tenant_id and run.status in ('claimed', 'running')
+     and dispatcher.silent_since(run) < now() - make_interval(secs => (p_tick.settings).stale_claim_seconds)
+   order by run.last_heartbeat_at limit p_limit for update skip locked
+$$;
+
+COMMENT ON FUNCTION dispatcher.silent_runs(p_tick dispatcher.tick, p_limit integer) IS 'Claimed and running runs without a heartbeat for too long, locked.';
+
+CREATE FUNCTION dispatcher.silent_since(p_run public.workflow_runs) RETURNS timestamp with time zone
+    LANGUAGE sql STABLE
+    SET search_path TO ''
+    AS $$
+  select coalesce(greatest(dispatcher.known_time(p_run.last_heartbeat_at), dispatcher.known_time(p_run.claimed_at)), '-infinity')
+$$;
+
+COMMENT ON FUNCTION dispatcher.silent_since(p_run public.workflow_runs) IS 'The last sign of life of a claimed run; -infinity where the row tells of none that a clock has shown.';
 
 CREATE FUNCTION dispatcher.spend_attempt_of_lost_wake(p_wake public.agent_wakes) RETURNS uuid[]
     LANGUAGE plpgsql
@@ -3519,6 +4430,27 @@ $$;
 
 COMMENT ON FUNCTION dispatcher.spent_items(p_sweeper dispatcher.claimant, p_limit integer) IS 'Expired leases and pending items without attempts left, locked.';
 
+CREATE FUNCTION dispatcher.spent_of(p_budget dispatcher.evaluated_budget, p_with_reserved boolean) RETURNS numeric
+    LANGUAGE sql IMMUTABLE
+    SET search_path TO ''
+    AS $$
+  select case when p_budget.cap_usd is not null then p_budget.settled_usd + case when p_with_reserved then p_budget.reserved_usd else 0 end
+              else p_budget.settled_tokens + case when p_with_reserved then p_budget.reserved_tokens else 0 end end
+$$;
+
+COMMENT ON FUNCTION dispatcher.spent_of(p_budget dispatcher.evaluated_budget, p_with_reserved boolean) IS 'What a budget has spent, with or without what is reserved, in the unit of its cap.';
+
+CREATE FUNCTION dispatcher.stale_dispatches(p_tick dispatcher.tick, p_limit integer) RETURNS SETOF public.workflow_runs
+    LANGUAGE sql
+    SET search_path TO ''
+    AS $$
+  select run.* from public.workflow_runs as run
+   where run.tenant_id = p_tick.tenant_id and run.status = 'dispatched' and dispatcher.is_stale_dispatch(run, p_tick.settings)
+   order by run.dispatched_at limit p_limit for update skip locked
+$$;
+
+COMMENT ON FUNCTION dispatcher.stale_dispatches(p_tick dispatcher.tick, p_limit integer) IS 'Dispatched runs that nobody claimed in time, locked.';
+
 CREATE FUNCTION dispatcher.stale_item_ids(p_sweeper dispatcher.claimant, p_limit integer) RETURNS uuid[]
     LANGUAGE plpgsql
     SET search_path TO ''
@@ -3565,6 +4497,27 @@ end
 $$;
 
 COMMENT ON FUNCTION dispatcher.stamp_items(p_wake public.agent_wakes, p_started_at timestamp with time zone) IS 'Stamps the items of a wake: last_wake_attempt_at when it was claimed, last_wake_success_at when its process started (p_started_at; NULL: it did not).';
+
+CREATE FUNCTION dispatcher.start_anew(p_run public.workflow_runs) RETURNS public.workflow_runs
+    LANGUAGE plpgsql
+    SET search_path TO ''
+    AS $$
+begin
+  perform set_config('dispatcher.override_run', p_run.id::text, true);
+  update public.workflow_runs
+     set status = 'queued', dispatch_attempts = 0, release_count = 0, queued_at = now(), dispatched_at = null, claimed_at = null,
+         claimed_by = null, started_at = null, deadline_at = null, last_heartbeat_at = null, next_attempt_at = null, claim_token = null,
+         session_id = null, wake_id = null, reserved_usd = null, reserved_tokens = null, cost_estimate = null, input_tokens = null,
+         output_tokens = null, cached_tokens = null, reported_at = null, accounted_at = null
+   where id = p_run.id returning * into p_run;
+  perform set_config('dispatcher.override_run', '', true);
+  delete from public.workflow_respawns where run_id = p_run.id;
+  delete from public.workflow_notifications where run_id = p_run.id;
+  return p_run;
+end
+$$;
+
+COMMENT ON FUNCTION dispatcher.start_anew(p_run public.workflow_runs) IS 'Puts a failed run, which the caller has locked, back into the queue as if it were new.';
 
 CREATE FUNCTION dispatcher.start_of_today() RETURNS timestamp with time zone
     LANGUAGE plpgsql STABLE
@@ -3622,43 +4575,82 @@ $$;
 
 COMMENT ON FUNCTION dispatcher.start_workflow_run(p_run public.workflow_runs) IS 'A sign of life of a held run: claimed becomes running.';
 
-CREATE FUNCTION dispatcher.stop_runs_of_budget(p_tenant_id uuid, p_budget jsonb) RETURNS uuid[]
+CREATE FUNCTION dispatcher.stop_all(p_runs public.workflow_runs[], p_error text, OUT ids uuid[], OUT errors jsonb) RETURNS record
     LANGUAGE plpgsql
     SET search_path TO ''
     AS $$
 declare
   v_run public.workflow_runs;
-  v_stopped uuid[] := '{}';
-  v_error constant text := format('Budget hard stop: %s (%s)', p_budget ->> 'name', p_budget ->> 'period_key');
+  v_one record;
 begin
-  perform dispatcher.note_workflow_actor('dispatcher', v_error);
-  for v_run in
-    select run.* from public.workflow_runs as run
-      left join public.workflow_agent_routing as route on route.tenant_id = run.tenant_id and route.workflow_type = run.workflow_type
-      left join public.agent_profiles as profile on profile.tenant_id = run.tenant_id
-        and profile.agent_id = case run.status when 'queued' then coalesce(run.pinned_agent_id, route.agent_id) else run.owner_agent_id end
-     where run.tenant_id = p_tenant_id and run.status in ('queued', 'dispatched', 'claimed', 'running')
-       -- What is kept back for later belongs to the budget of its day.
-       and (run.status <> 'queued' or run.next_attempt_at is null or run.next_attempt_at <= now())
-       and dispatcher.is_in_budget_scope(p_budget ->> 'scope', p_budget ->> 'scope_id',
-             case run.status when 'queued' then coalesce(run.pinned_agent_id, route.agent_id) else run.owner_agent_id end, profile.department_id, run.workflow_type)
-     order by run.created_at, run.id
-     for update of run skip locked
-  loop
-    begin
-      perform dispatcher.stop_workflow_run(v_run, v_error);
-      v_stopped := v_stopped || v_run.id;
-    exception when query_canceled or lock_not_available or deadlock_detected or serialization_failure then
-      raise;
-    when others then
-      raise warning 'run % could not be stopped: %', v_run.id, sqlerrm;
-    end;
+  errors := '[]';
+  ids := dispatcher.stop_runs(p_runs, p_error);
+exception when others then
+  if dispatcher.must_abort(sqlstate) then raise; end if;
+  ids := '{}';
+  foreach v_run in array p_runs loop
+    v_one := dispatcher.try_to_stop(v_run, p_error);
+    ids := ids || v_one.ids;
+    errors := errors || v_one.errors;
   end loop;
-  return v_stopped;
 end
 $$;
 
-COMMENT ON FUNCTION dispatcher.stop_runs_of_budget(p_tenant_id uuid, p_budget jsonb) IS 'Cancels every run in the scope of a spent hard stop that is queued and due, dispatched, claimed or running, all at once; answers their ids.';
+COMMENT ON FUNCTION dispatcher.stop_all(p_runs public.workflow_runs[], p_error text, OUT ids uuid[], OUT errors jsonb) IS 'stop_runs in one update; one by one where that raises: then a run that raises is named and hides nobody.';
+
+CREATE FUNCTION dispatcher.stop_overspent_runs(p_tick dispatcher.tick, p_limit integer) RETURNS jsonb
+    LANGUAGE plpgsql
+    SET search_path TO ''
+    AS $$
+declare
+  v_money constant dispatcher.money := dispatcher.read_money(p_tick, 'hard_stop');
+  v_budget dispatcher.evaluated_budget;
+  v_runs public.workflow_runs[];
+  v_reason text;
+  v_part record;
+  v_seen integer := 0;
+  v_stopped integer := 0;
+  v_errors jsonb := '[]';
+  v_told text := dispatcher.tell_budget_recoveries(p_tick.tenant_id, v_money.budgets);
+begin
+  foreach v_budget in array v_money.budgets loop
+    continue when v_budget.error is not null or dispatcher.spent_of(v_budget, false) < dispatcher.cap_of(v_budget);
+    v_reason := format('Budget hard stop: %s (%s)', v_budget.name, v_budget.period_key);
+    perform dispatcher.note_workflow_actor('dispatcher', v_reason);
+    v_runs := dispatcher.runs_of_budget(p_tick, v_budget, p_limit - v_seen);
+    v_part := dispatcher.stop_all(dispatcher.unlocked_runs(v_runs), v_reason);
+    v_told := coalesce(v_told, dispatcher.tell_budget_event(p_tick.tenant_id, v_budget, 'hard_stopped', v_part.ids));
+    v_seen := v_seen + cardinality(v_runs);
+    v_stopped := v_stopped + cardinality(v_part.ids);
+    v_errors := v_errors || v_part.errors;
+    exit when v_seen >= p_limit;
+  end loop;
+  return jsonb_build_object('stopped', v_stopped, 'errors', v_errors, 'again', v_seen >= p_limit and v_stopped > 0,
+                            'budget_error', coalesce(v_money.error, v_told), 'budgets_open', v_money.error is not null);
+end
+$$;
+
+COMMENT ON FUNCTION dispatcher.stop_overspent_runs(p_tick dispatcher.tick, p_limit integer) IS 'Cancels runs in the scope of every spent hard stop, at most p_limit a pass, and writes its one event: {stopped, errors, budget_error, again}.';
+
+CREATE FUNCTION dispatcher.stop_runs(p_runs public.workflow_runs[], p_error text) RETURNS uuid[]
+    LANGUAGE plpgsql
+    SET search_path TO ''
+    AS $$
+declare
+  v_ids uuid[];
+begin
+  update public.workflow_claims set ended_at = now(), ended_as = 'cancelled'
+   where claim_token in (select run.claim_token from unnest(p_runs) as run) and ended_at is null;
+  with stopped as (
+    update public.workflow_runs set status = 'cancelled', finished_at = now(), last_error = p_error, last_error_at = now()
+     where id in (select run.id from unnest(p_runs) as run) returning id)
+  select coalesce(array_agg(id), '{}') into v_ids from stopped;
+  perform dispatcher.drop_notifications(v_ids);
+  return v_ids;
+end
+$$;
+
+COMMENT ON FUNCTION dispatcher.stop_runs(p_runs public.workflow_runs[], p_error text) IS 'Cancels runs that the caller has locked with their claims, in one update; answers their ids.';
 
 CREATE FUNCTION dispatcher.stop_wake_chains(p_sweeper dispatcher.claimant, p_limit integer) RETURNS integer
     LANGUAGE plpgsql
@@ -3690,7 +4682,7 @@ begin
   perform dispatcher.end_workflow_claim(p_run, 'cancelled');
   update public.workflow_runs set status = 'cancelled', finished_at = now(), last_error = p_error, last_error_at = now()
    where id = p_run.id returning * into p_run;
-  update public.workflow_notifications set state = 'obsolete' where run_id = p_run.id and state = 'pending';
+  perform dispatcher.drop_notifications(array[p_run.id]);
   return p_run;
 end
 $$;
@@ -3710,21 +4702,100 @@ $$;
 
 COMMENT ON FUNCTION dispatcher.sweeper(p_instance_id uuid) IS 'Who sweeps, with which settings; locks nothing. Raises OD001 for an unknown instance.';
 
-CREATE FUNCTION dispatcher.tell_budget_event(p_tenant_id uuid, p_budget jsonb, p_kind text, p_detail jsonb) RETURNS text
+CREATE FUNCTION dispatcher.take_notifications(p_instance public.dispatcher_instances, p_limit integer, p_lease_seconds integer, p_known_agents text[]) RETURNS SETOF public.workflow_notifications
+    LANGUAGE sql
+    SET search_path TO ''
+    AS $$
+  update public.workflow_notifications as note
+     set state = 'sending', claim_token = gen_random_uuid(), claimed_until = now() + make_interval(secs => p_lease_seconds),
+         tries = least(note.tries, 1000000) + 1
+   where note.id in (
+     select due.id from public.workflow_notifications as due
+      where due.tenant_id = p_instance.tenant_id and due.state in ('pending', 'sending') and dispatcher.is_notification_due(due)
+        and (due.gateway_id = p_instance.gateway_id
+             -- An agent of nobody's: whoever knows it from openclaw.json, and after a moment whoever comes.
+             or (due.gateway_id is null and (due.agent_id = any (p_known_agents) or due.created_at < now() - interval '5 seconds')))
+      order by due.next_try_at limit p_limit for update skip locked)
+  returning note.*
+$$;
+
+COMMENT ON FUNCTION dispatcher.take_notifications(p_instance public.dispatcher_instances, p_limit integer, p_lease_seconds integer, p_known_agents text[]) IS 'Leases notifications that are due for the agents of an instance''s gateway. Never waits.';
+
+CREATE FUNCTION dispatcher.take_run(p_run public.workflow_runs, p_session text, p_agent text, p_wake_id uuid) RETURNS public.workflow_runs
     LANGUAGE plpgsql
     SET search_path TO ''
     AS $$
 begin
-  perform dispatcher.record_budget_event(p_tenant_id, p_budget, p_kind, p_detail);
+  perform dispatcher.note_workflow_actor(coalesce(p_agent, p_run.owner_agent_id), null);
+  update public.workflow_runs as run
+     set status = 'claimed', claimed_at = now(), claimed_by = coalesce(p_agent, run.owner_agent_id), session_id = p_session,
+         claim_token = gen_random_uuid(), last_heartbeat_at = now(), started_at = null, blocker_type = null, blocker_description = null,
+         deadline_at = dispatcher.deadline_of_run(now(), dispatcher.workflow_timeout_minutes(run.tenant_id, run.workflow_type)),
+         wake_id = (select wake.id from public.agent_wakes as wake
+                     where wake.id = p_wake_id and wake.tenant_id = run.tenant_id and wake.state in ('starting', 'running'))
+   where id = p_run.id returning * into p_run;
+  insert into public.workflow_claims (claim_token, tenant_id, run_id, workflow_type, agent_id, session_id, attempt, wake_id)
+  values (p_run.claim_token, p_run.tenant_id, p_run.id, p_run.workflow_type, p_run.owner_agent_id, p_session,
+          p_run.dispatch_attempts, p_run.wake_id);
+  perform dispatcher.drop_notifications(array[p_run.id]);
+  return p_run;
+end
+$$;
+
+COMMENT ON FUNCTION dispatcher.take_run(p_run public.workflow_runs, p_session text, p_agent text, p_wake_id uuid) IS 'Gives a dispatched run, which the caller has locked, to a session: a new fence, a deadline, a line in the history of claims.';
+
+CREATE FUNCTION dispatcher.target_of(p_run public.workflow_runs, OUT agent_id text, OUT department_id text, OUT gateway_id uuid, OUT is_open boolean) RETURNS record
+    LANGUAGE sql STABLE
+    SET search_path TO ''
+    AS $$
+  select target.agent_id, profile.department_id, dispatcher.gateway_of_workflow_agent(p_run.tenant_id, target.agent_id),
+         target.agent_id is not null and target.max_concurrent > 0
+    from (select coalesce(p_run.pinned_agent_id, route.agent_id) as agent_id, coalesce(route.max_concurrent, 1) as max_concurrent
+            from (select 1) as one_row
+            left join public.workflow_agent_routing as route on route.tenant_id = p_run.tenant_id and route.workflow_type = p_run.workflow_type) as target
+    left join public.agent_profiles as profile on profile.tenant_id = p_run.tenant_id and profile.agent_id = target.agent_id
+$$;
+
+COMMENT ON FUNCTION dispatcher.target_of(p_run public.workflow_runs, OUT agent_id text, OUT department_id text, OUT gateway_id uuid, OUT is_open boolean) IS 'Where a run would go now: its pin or its route''s agent, with department and gateway; is_open: there is one, and the route is not disabled.';
+
+CREATE FUNCTION dispatcher.tell_budget_event(p_tenant_id uuid, p_budget dispatcher.evaluated_budget, p_kind text, p_run_ids uuid[] DEFAULT '{}'::uuid[]) RETURNS text
+    LANGUAGE plpgsql
+    SET search_path TO ''
+    AS $$
+begin
+  perform dispatcher.record_budget_event(p_tenant_id, p_budget, p_kind, p_run_ids);
   return null;
-exception when query_canceled or lock_not_available or deadlock_detected or serialization_failure then
-  raise;
-when others then
+exception when others then
+  if dispatcher.must_abort(sqlstate) then raise; end if;
+  perform dispatcher.note_fault(p_tenant_id, null, 'event of a budget', format('%s (%s)', sqlerrm, sqlstate));
   return format('%s (%s)', sqlerrm, sqlstate);
 end
 $$;
 
-COMMENT ON FUNCTION dispatcher.tell_budget_event(p_tenant_id uuid, p_budget jsonb, p_kind text, p_detail jsonb) IS 'Records an event of a budget; the error when it cannot be, because a budget does its work whether or not that can be written down.';
+COMMENT ON FUNCTION dispatcher.tell_budget_event(p_tenant_id uuid, p_budget dispatcher.evaluated_budget, p_kind text, p_run_ids uuid[]) IS 'Records an event of a budget; the error when it cannot be, because a budget does its work whether or not that can be written down.';
+
+CREATE FUNCTION dispatcher.tell_budget_recoveries(p_tenant_id uuid, p_budgets dispatcher.evaluated_budget[]) RETURNS text
+    LANGUAGE plpgsql
+    SET search_path TO ''
+    AS $$
+declare
+  v_error text;
+begin
+  select max(dispatcher.tell_budget_event(p_tenant_id, row(b.*)::dispatcher.evaluated_budget, 'recovered')) into v_error
+    from unnest(p_budgets) as b
+    cross join lateral (
+      select max(event.id) filter (where event.event_kind <> 'recovered' and event.period_key <> b.period_key) as breach,
+             max(event.id) filter (where event.event_kind = 'recovered') as recovery
+        from public.budget_events as event where event.budget_id = b.id) as history
+   where b.period_key is not null and history.breach > coalesce(history.recovery, 0);
+  return v_error;
+exception when others then
+  if dispatcher.must_abort(sqlstate) then raise; end if;
+  return format('%s (%s)', sqlerrm, sqlstate);
+end
+$$;
+
+COMMENT ON FUNCTION dispatcher.tell_budget_recoveries(p_tenant_id uuid, p_budgets dispatcher.evaluated_budget[]) IS 'The first evaluation in a new period writes recovered for every budget that had a breach in an earlier one since its last recovery. Answers an error, if one could not be written.';
 
 CREATE FUNCTION dispatcher.tell_chain(p_sweeper dispatcher.claimant, p_agent_id uuid, p_depth integer, p_item_ids uuid[]) RETURNS void
     LANGUAGE plpgsql
@@ -3790,6 +4861,36 @@ $$;
 
 COMMENT ON FUNCTION dispatcher.tell_escalation(p_item_id uuid, p_reason text) IS 'The notification of an escalation; a side write.';
 
+CREATE FUNCTION dispatcher.tell_full_budgets(p_tenant_id uuid, p_budgets dispatcher.evaluated_budget[], p_holders uuid[]) RETURNS text
+    LANGUAGE sql
+    SET search_path TO ''
+    AS $$
+  select max(dispatcher.tell_budget_event(p_tenant_id, row(b.*)::dispatcher.evaluated_budget,
+                                          case b.action when 'warn' then 'warned' else 'paused' end))
+    from unnest(p_budgets) as b
+   where b.error is null
+     and case b.action when 'hard_stop' then b.id = any (p_holders) and dispatcher.spent_of(b, false) < dispatcher.cap_of(b)
+                       else dispatcher.spent_of(b, true) >= dispatcher.cap_of(b) or (b.action <> 'warn' and b.id = any (p_holders)) end
+$$;
+
+COMMENT ON FUNCTION dispatcher.tell_full_budgets(p_tenant_id uuid, p_budgets dispatcher.evaluated_budget[], p_holders uuid[]) IS 'One warned or paused event per period for budgets that are full, and for those that hold runs (p_holders) because their rest is too small: also a hard stop that is not spent yet. Answers an error, if one could not be written.';
+
+CREATE FUNCTION dispatcher.tell_of_money(p_tick dispatcher.tick, p_money dispatcher.money, p_holders uuid[]) RETURNS text
+    LANGUAGE plpgsql
+    SET search_path TO ''
+    AS $$
+declare
+  v_error text := dispatcher.tell_budget_recoveries(p_tick.tenant_id, p_money.budgets);
+begin
+  return coalesce(v_error, dispatcher.tell_full_budgets(p_tick.tenant_id, p_money.budgets, p_holders));
+exception when others then
+  if dispatcher.must_abort(sqlstate) then raise; end if;
+  return format('%s (%s)', sqlerrm, sqlstate);
+end
+$$;
+
+COMMENT ON FUNCTION dispatcher.tell_of_money(p_tick dispatcher.tick, p_money dispatcher.money, p_holders uuid[]) IS 'Writes and broadcasts the events of budgets: recoveries first, then those that are full or hold runs. Answers an error, never raises one.';
+
 CREATE FUNCTION dispatcher.tell_often_woken(p_sweeper dispatcher.claimant, p_limit integer) RETURNS integer
     LANGUAGE plpgsql
     SET search_path TO ''
@@ -3815,53 +4916,106 @@ $$;
 
 COMMENT ON FUNCTION dispatcher.tell_often_woken(p_sweeper dispatcher.claimant, p_limit integer) IS 'One notification per agent and hour for agents that are woken unusually often; stops nobody.';
 
-CREATE FUNCTION dispatcher.tight_budgets(p_budgets jsonb, p_estimates jsonb, p_runs integer) RETURNS jsonb
+CREATE FUNCTION dispatcher.tick_of(p_instance_id uuid) RETURNS dispatcher.tick
+    LANGUAGE plpgsql STABLE
+    SET search_path TO ''
+    AS $$
+declare
+  v_instance constant public.dispatcher_instances := dispatcher.running_instance(p_instance_id);
+begin
+  return row(v_instance.id, v_instance.tenant_id, v_instance.gateway_id, dispatcher.settings_of_instance(p_instance_id))::dispatcher.tick;
+end
+$$;
+
+COMMENT ON FUNCTION dispatcher.tick_of(p_instance_id uuid) IS 'Who ticks, with which settings; locks nothing. Raises OD001 for an unknown instance.';
+
+CREATE FUNCTION dispatcher.tight_budgets(p_budgets dispatcher.evaluated_budget[], p_estimates jsonb, p_runs integer) RETURNS dispatcher.evaluated_budget[]
     LANGUAGE sql IMMUTABLE
     SET search_path TO ''
     AS $$
-  select coalesce(jsonb_agg(b.value order by b.ordinality), '[]')
-    from jsonb_array_elements(p_budgets) with ordinality as b
-    cross join (select coalesce(max((estimate.value ->> 'usd')::numeric), 0) as usd, coalesce(max((estimate.value ->> 'tokens')::numeric), 0) as tokens
+  select coalesce(array_agg(row(b.*)::dispatcher.evaluated_budget order by b.scope, b.scope_id, b.period, b.id), '{}')
+    from unnest(p_budgets) as b
+    cross join (select coalesce(max((estimate.value ->> 'usd')::numeric), 0) as usd,
+                       coalesce(max((estimate.value ->> 'tokens')::numeric), 0) as tokens
                   from jsonb_each(p_estimates) as estimate) as dearest
-   where b.value ->> 'error' is not null
-      or (b.value ->> 'settled_usd')::numeric + (b.value ->> 'reserved_usd')::numeric + p_runs * dearest.usd >= (b.value ->> 'cap_usd')::numeric
-      or (b.value ->> 'settled_tokens')::numeric + (b.value ->> 'reserved_tokens')::numeric + p_runs * dearest.tokens >= (b.value ->> 'cap_tokens')::numeric
+   where b.error is not null
+      or b.settled_usd + b.reserved_usd + p_runs * dearest.usd >= b.cap_usd
+      or b.settled_tokens + b.reserved_tokens + p_runs * dearest.tokens >= b.cap_tokens
 $$;
 
-COMMENT ON FUNCTION dispatcher.tight_budgets(p_budgets jsonb, p_estimates jsonb, p_runs integer) IS 'The evaluated budgets that so many runs of the dearest kind could fill: no other can have a say in a tick.';
+COMMENT ON FUNCTION dispatcher.tight_budgets(p_budgets dispatcher.evaluated_budget[], p_estimates jsonb, p_runs integer) IS 'The evaluated budgets that so many runs of the dearest kind could fill: no other can have a say in a pass.';
 
-CREATE FUNCTION dispatcher.time_out_runs(p_tenant_id uuid) RETURNS jsonb
+CREATE FUNCTION dispatcher.time_out_run(p_run public.workflow_runs) RETURNS void
+    LANGUAGE plpgsql
+    SET search_path TO ''
+    AS $$
+begin
+  perform dispatcher.note_workflow_actor('dispatcher', 'over its deadline');
+  perform dispatcher.end_workflow_claim(p_run, 'timed_out');
+  update public.workflow_runs
+     set status = 'timed_out', finished_at = now(), last_error_at = now(),
+         last_error = format('Run exceeded timeout of %s minutes', dispatcher.workflow_timeout_minutes(p_run.tenant_id, p_run.workflow_type))
+   where id = p_run.id;
+end
+$$;
+
+COMMENT ON FUNCTION dispatcher.time_out_run(p_run public.workflow_runs) IS 'A run over its deadline becomes timed_out. The caller has locked it and its claim.';
+
+CREATE FUNCTION dispatcher.time_out_runs(p_tick dispatcher.tick, p_limit integer) RETURNS jsonb
     LANGUAGE plpgsql
     SET search_path TO ''
     AS $$
 declare
+  v_runs constant public.workflow_runs[] := array(select row(run.*)::public.workflow_runs from dispatcher.runs_over_deadline(p_tick, p_limit) as run);
   v_run public.workflow_runs;
   v_count integer := 0;
   v_errors jsonb := '[]';
 begin
-  for v_run in
-    select * from public.workflow_runs where tenant_id = p_tenant_id and status in ('claimed', 'running') and deadline_at <= now()
-     order by deadline_at limit 500 for update skip locked
-  loop
+  foreach v_run in array dispatcher.unlocked_runs(v_runs) loop
     begin
-      perform dispatcher.note_workflow_actor('dispatcher', 'over its deadline');
-      perform dispatcher.end_workflow_claim(v_run, 'timed_out');
-      update public.workflow_runs
-         set status = 'timed_out', finished_at = now(), last_error_at = now(),
-             last_error = format('Run exceeded timeout of %s minutes', dispatcher.workflow_timeout_minutes(v_run.tenant_id, v_run.workflow_type))
-       where id = v_run.id;
+      perform dispatcher.time_out_run(v_run);
       v_count := v_count + 1;
-    exception when query_canceled or lock_not_available or deadlock_detected or serialization_failure then
-      raise;
-    when others then
-      v_errors := v_errors || jsonb_build_object('phase', 'timed_out', 'run_id', v_run.id, 'error', sqlerrm, 'error_code', sqlstate);
+    exception when others then
+      if dispatcher.must_abort(sqlstate) then raise; end if;
+      v_errors := v_errors || dispatcher.row_error('timed_out', v_run.id, sqlerrm, sqlstate);
     end;
   end loop;
-  return jsonb_build_object('timed_out', v_count, 'errors', v_errors);
+  return jsonb_build_object('timed_out', v_count, 'errors', v_errors, 'again', cardinality(v_runs) >= p_limit and v_count > 0);
 end
 $$;
 
-COMMENT ON FUNCTION dispatcher.time_out_runs(p_tenant_id uuid) IS 'Claimed and running runs over their deadline become timed_out; the process one of our daemons has for them is asked to end.';
+COMMENT ON FUNCTION dispatcher.time_out_runs(p_tick dispatcher.tick, p_limit integer) IS 'Claimed and running runs over their deadline become timed_out; the process one of our daemons has for them is asked to end. {timed_out, errors, again}.';
+
+CREATE FUNCTION dispatcher.try_dispatch(p_run dispatcher.run_choice) RETURNS jsonb
+    LANGUAGE plpgsql
+    SET search_path TO ''
+    AS $$
+begin
+  perform dispatcher.dispatch_runs(array[p_run]);
+  return '[]';
+exception when others then
+  if dispatcher.must_abort(sqlstate) then raise; end if;
+  return dispatcher.row_error('dispatched', p_run.run_id, sqlerrm, sqlstate);
+end
+$$;
+
+COMMENT ON FUNCTION dispatcher.try_dispatch(p_run dispatcher.run_choice) IS 'Hands out one run; what that raises, as a list of errors.';
+
+CREATE FUNCTION dispatcher.try_to_stop(p_run public.workflow_runs, p_error text, OUT ids uuid[], OUT errors jsonb) RETURNS record
+    LANGUAGE plpgsql
+    SET search_path TO ''
+    AS $$
+begin
+  errors := '[]';
+  ids := dispatcher.stop_runs(array[p_run], p_error);
+exception when others then
+  if dispatcher.must_abort(sqlstate) then raise; end if;
+  ids := '{}';
+  errors := dispatcher.row_error('stopped', p_run.id, sqlerrm, sqlstate);
+end
+$$;
+
+COMMENT ON FUNCTION dispatcher.try_to_stop(p_run public.workflow_runs, p_error text, OUT ids uuid[], OUT errors jsonb) IS 'Cancels one run; what that raises, as a list of errors.';
 
 CREATE FUNCTION dispatcher.typed_settings(p_settings jsonb) RETURNS public.dispatcher_settings
     LANGUAGE plpgsql STABLE
@@ -3892,6 +5046,19 @@ $$;
 
 COMMENT ON FUNCTION dispatcher.typed_settings(p_settings jsonb) IS 'Settings as a daemon sends them, as one typed row: every value within its bounds, defaults for what is missing. instance_id and tenant_id are NULL.';
 
+CREATE FUNCTION dispatcher.unheld_groups(p_groups dispatcher.waiting_group[], p_tenant_id uuid, p_types text[], p_gateways uuid[]) RETURNS dispatcher.waiting_group[]
+    LANGUAGE sql STABLE
+    SET search_path TO ''
+    AS $$
+  select coalesce(array_agg(row(g.*)::dispatcher.waiting_group), '{}') from unnest(p_groups) as g
+   where (g.workflow_type = any (p_types)
+          or not exists (select from public.workflow_agent_routing as route
+                          where route.tenant_id = p_tenant_id and route.workflow_type = g.workflow_type))
+     and (g.gateway_id is null or g.gateway_id = any (p_gateways))
+$$;
+
+COMMENT ON FUNCTION dispatcher.unheld_groups(p_groups dispatcher.waiting_group[], p_tenant_id uuid, p_types text[], p_gateways uuid[]) IS 'The groups of which nobody else holds the route or the gateway.';
+
 CREATE FUNCTION dispatcher.unknown_gateway(p_tenant_id uuid) RETURNS jsonb
     LANGUAGE sql STABLE
     SET search_path TO ''
@@ -3901,6 +5068,50 @@ CREATE FUNCTION dispatcher.unknown_gateway(p_tenant_id uuid) RETURNS jsonb
 $$;
 
 COMMENT ON FUNCTION dispatcher.unknown_gateway(p_tenant_id uuid) IS 'The answer to a gateway nobody knows: {code: unknown_gateway, known: slugs}.';
+
+CREATE FUNCTION dispatcher.unlocked_runs(p_runs public.workflow_runs[]) RETURNS public.workflow_runs[]
+    LANGUAGE plpgsql
+    SET search_path TO ''
+    AS $$
+declare
+  v_locked constant uuid[] := array(
+    select claim.claim_token from public.workflow_claims as claim
+     where claim.claim_token in (select run.claim_token from unnest(p_runs) as run) for update skip locked);
+begin
+  return array(
+    select row(run.*)::public.workflow_runs from unnest(p_runs) as run
+     where run.claim_token is null or run.claim_token = any (v_locked)
+        or not exists (select from public.workflow_claims as claim where claim.claim_token = run.claim_token));
+end
+$$;
+
+COMMENT ON FUNCTION dispatcher.unlocked_runs(p_runs public.workflow_runs[]) IS 'Of runs the caller has locked, those whose claims it could lock as well. The others wait for the next pass.';
+
+CREATE FUNCTION dispatcher.unrouted_types(p_tenant_id uuid) RETURNS TABLE(workflow_type text)
+    LANGUAGE sql STABLE
+    SET search_path TO ''
+    AS $$
+  select queued.workflow_type from dispatcher.queued_types(p_tenant_id) as queued
+   where not exists (select from public.workflow_agent_routing as route
+                      where route.tenant_id = p_tenant_id and route.workflow_type = queued.workflow_type)
+$$;
+
+COMMENT ON FUNCTION dispatcher.unrouted_types(p_tenant_id uuid) IS 'Types with queued runs and without a route.';
+
+CREATE FUNCTION dispatcher.unspent_budgets(p_tenant_id uuid, p_action text, p_now timestamp with time zone) RETURNS dispatcher.evaluated_budget[]
+    LANGUAGE sql STABLE
+    SET search_path TO ''
+    AS $$
+  select coalesce(array_agg(row(
+           budget.id, budget.name, budget.scope, budget.scope_id, budget.period, running.period_key, running.starts_at, running.ends_at,
+           budget.action_on_exceed, budget.fail_closed, budget.cap_usd, budget.cap_tokens, 0, 0, 0, 0, running.error
+         )::dispatcher.evaluated_budget order by budget.scope, budget.scope_id, budget.period, budget.id), '{}')
+    from public.budgets as budget
+    left join dispatcher.budget_periods(p_tenant_id, p_now) as running on running.period = budget.period and running.timezone = budget.timezone
+   where budget.tenant_id = p_tenant_id and budget.active and (p_action is null or budget.action_on_exceed = p_action)
+$$;
+
+COMMENT ON FUNCTION dispatcher.unspent_budgets(p_tenant_id uuid, p_action text, p_now timestamp with time zone) IS 'The tenant''s active budgets (of one action, or all) with their running periods, as if nothing were spent.';
 
 CREATE FUNCTION dispatcher.wait_for_next_wake(p_wake public.agent_wakes, p_settings public.dispatcher_settings, p_state text) RETURNS jsonb
     LANGUAGE plpgsql
@@ -3926,35 +5137,34 @@ $$;
 
 COMMENT ON FUNCTION dispatcher.wait_for_next_wake(p_wake public.agent_wakes, p_settings public.dispatcher_settings, p_state text) IS 'After a wake that ended in p_state: puts an agent with work left on the waitlist, or says when it may be looked at again. The caller holds its wake state.';
 
-CREATE FUNCTION dispatcher.waiting_workflow_groups(p_tenant_id uuid, p_estimates jsonb, p_budgets jsonb) RETURNS jsonb
+CREATE FUNCTION dispatcher.waiting_groups(p_tenant_id uuid, p_estimates jsonb, p_budgets dispatcher.evaluated_budget[]) RETURNS dispatcher.waiting_group[]
     LANGUAGE sql STABLE
     SET search_path TO ''
     AS $$
-  select coalesce(jsonb_agg(jsonb_build_object(
-           'workflow_type', waiting.workflow_type, 'pinned', waiting.pinned_agent_id, 'agent_id', waiting.agent_id, 'department_id', waiting.department_id,
-           'due', waiting.due, 'oldest', waiting.oldest, 'priorities', waiting.priorities, 'route_priority', waiting.priority, 'slots', waiting.slots, 'usd', waiting.usd, 'tokens', waiting.tokens,
-           'verdict', gate.verdict, 'holders', gate.holders)), '[]')
+  select coalesce(array_agg(row(
+           waiting.workflow_type, waiting.pinned_agent_id, waiting.agent_id, waiting.department_id, waiting.gateway_id, waiting.is_open,
+           waiting.due, waiting.oldest, waiting.priorities, waiting.route_priority, waiting.slots, waiting.usd, waiting.tokens,
+           gate.verdict, gate.holders)::dispatcher.waiting_group), '{}')
     from (
-      select queued.workflow_type, queued.pinned_agent_id, queued.due, queued.oldest, queued.priorities, coalesce(queued.pinned_agent_id, route.agent_id) as agent_id, profile.department_id,
-             coalesce(route.priority, 0) as priority, coalesce(route.max_concurrent, 1) - coalesce(active.number, 0) as slots,
-             dispatcher.workflow_estimate(p_estimates, queued.workflow_type, 'usd') as usd, dispatcher.workflow_estimate(p_estimates, queued.workflow_type, 'tokens') as tokens
-        from (select level.workflow_type, level.pinned_agent_id, sum(level.due) as due, min(level.oldest) as oldest, jsonb_agg(level.priority) as priorities
-                from (select run.workflow_type, run.pinned_agent_id, run.priority, count(*) as due, min(run.queued_at) as oldest from public.workflow_runs as run
-                       where run.tenant_id = p_tenant_id and run.status = 'queued' and (run.next_attempt_at is null or run.next_attempt_at <= now())
-                       group by run.workflow_type, run.pinned_agent_id, run.priority) as level
-               group by level.workflow_type, level.pinned_agent_id) as queued
+      select queued.*, coalesce(queued.pinned_agent_id, route.agent_id) as agent_id, profile.department_id,
+             case when agent.id is not null then agent.gateway_id else only_one.gateway_id end as gateway_id,
+             coalesce(queued.pinned_agent_id, route.agent_id) is not null and coalesce(route.max_concurrent, 1) > 0 as is_open,
+             coalesce(route.priority, 0) as route_priority, coalesce(route.max_concurrent, 1) - coalesce(active.number, 0) as slots,
+             dispatcher.workflow_estimate(p_estimates, queued.workflow_type, 'usd') as usd,
+             dispatcher.workflow_estimate(p_estimates, queued.workflow_type, 'tokens') as tokens
+        from dispatcher.due_queue(p_tenant_id) as queued
         left join public.workflow_agent_routing as route on route.tenant_id = p_tenant_id and route.workflow_type = queued.workflow_type
-        left join public.agent_profiles as profile on profile.tenant_id = p_tenant_id and profile.agent_id = coalesce(queued.pinned_agent_id, route.agent_id)
-        left join (select run.workflow_type, count(*) as number from public.workflow_runs as run
-                    where run.tenant_id = p_tenant_id
-                      -- A held run keeps its slot: it returns to it whenever it is let go.
-                      and (run.status in ('dispatched', 'claimed', 'running') or run.paused_from in ('dispatched', 'claimed', 'running'))
-                    group by run.workflow_type) as active on active.workflow_type = queued.workflow_type
-       where coalesce(queued.pinned_agent_id, route.agent_id) is not null and coalesce(route.max_concurrent, 1) > 0) as waiting
-    cross join lateral dispatcher.budget_verdict(p_budgets, waiting.agent_id, waiting.department_id, waiting.workflow_type, waiting.usd, waiting.tokens) as gate
+        left join public.agent_profiles as profile
+          on profile.tenant_id = p_tenant_id and profile.agent_id = coalesce(queued.pinned_agent_id, route.agent_id)
+        left join public.agents as agent on agent.tenant_id = p_tenant_id and agent.slug = coalesce(queued.pinned_agent_id, route.agent_id)
+        cross join (select case when count(*) = 1 then (array_agg(id))[1] end as gateway_id
+                      from public.gateways where tenant_id = p_tenant_id) as only_one
+        left join dispatcher.active_runs(p_tenant_id) as active on active.workflow_type = queued.workflow_type) as waiting
+    cross join lateral dispatcher.budget_verdict(
+      p_budgets, waiting.agent_id, waiting.department_id, waiting.workflow_type, waiting.usd, waiting.tokens) as gate
 $$;
 
-COMMENT ON FUNCTION dispatcher.waiting_workflow_groups(p_tenant_id uuid, p_estimates jsonb, p_budgets jsonb) IS 'The due queue by type and agent, each group with its free slots, its estimate and its budgets'' verdict: all runs of a group are equal before both.';
+COMMENT ON FUNCTION dispatcher.waiting_groups(p_tenant_id uuid, p_estimates jsonb, p_budgets dispatcher.evaluated_budget[]) IS 'The due queue by type and agent, each group with its free slots, its estimate and its budgets'' verdict: all runs of a group are equal before both.';
 
 CREATE FUNCTION dispatcher.wake_blockers(p_item_id uuid) RETURNS jsonb
     LANGUAGE plpgsql STABLE
@@ -4150,8 +5360,10 @@ CREATE FUNCTION dispatcher.wakes_to_stop(p_instance_id uuid) RETURNS jsonb
     LANGUAGE sql STABLE
     SET search_path TO ''
     AS $$
-  select coalesce(jsonb_agg(jsonb_build_object('wake_id', id, 'cause', stop_cause)), '[]')
-    from public.agent_wakes where instance_id = p_instance_id and stop_cause is not null and ended_at is null
+  select coalesce(jsonb_agg(jsonb_build_object('wake_id', taken.wake_id, 'cause', taken.cause) order by taken.wake_id), '[]')
+    from (select wake_id, min(cause) as cause from dispatcher.taken_wakes
+           where gateway_id = (select gateway_id from public.dispatcher_instances where id = p_instance_id) and instance_id = p_instance_id
+           group by wake_id) as taken
 $$;
 
 COMMENT ON FUNCTION dispatcher.wakes_to_stop(p_instance_id uuid) IS 'Live wakes of an instance whose run was ended from outside: their processes are to be stopped.';
@@ -4225,10 +5437,45 @@ $$;
 
 COMMENT ON FUNCTION dispatcher.warm_insert() IS 'Has the foreign keys of agent_wakes checked once, and undoes it.';
 
+CREATE FUNCTION dispatcher.with_spend(p_tenant_id uuid, p_budgets dispatcher.evaluated_budget[], p_estimates jsonb) RETURNS dispatcher.evaluated_budget[]
+    LANGUAGE sql STABLE
+    SET search_path TO ''
+    AS $$
+  select coalesce(array_agg(row(
+           budget.id, budget.name, budget.scope, budget.scope_id, budget.period, budget.period_key, budget.starts_at, budget.ends_at,
+           budget.action, budget.fail_closed, budget.cap_usd, budget.cap_tokens, coalesce(spend.settled_usd, 0),
+           coalesce(spend.settled_tokens, 0), coalesce(spend.reserved_usd, 0), coalesce(spend.reserved_tokens, 0), budget.error
+         )::dispatcher.evaluated_budget order by budget.scope, budget.scope_id, budget.period, budget.id), '{}')
+    from unnest(p_budgets) as budget
+    left join dispatcher.workflow_spend(
+           p_tenant_id, array(select distinct one.starts_at from unnest(p_budgets) as one where one.starts_at is not null), p_estimates) as spend
+      on spend.starts_at = budget.starts_at and spend.scope = budget.scope and coalesce(spend.scope_id, '') = coalesce(budget.scope_id, '')
+$$;
+
+COMMENT ON FUNCTION dispatcher.with_spend(p_tenant_id uuid, p_budgets dispatcher.evaluated_budget[], p_estimates jsonb) IS 'Budgets with what their periods have spent and reserved.';
+
+CREATE FUNCTION dispatcher.workflow_actor() RETURNS text
+    LANGUAGE plpgsql STABLE
+    SET search_path TO ''
+    AS $$
+begin
+  return coalesce(nullif(current_setting('dispatcher.actor', true), ''),
+                  nullif(current_setting('request.jwt.claims', true), '')::jsonb ->> 'sub', current_user);
+exception when others then
+  if dispatcher.must_abort(sqlstate) then raise; end if;
+  return current_user;
+end
+$$;
+
+COMMENT ON FUNCTION dispatcher.workflow_actor() IS 'Who acts in this transaction: what note_workflow_actor said, else the subject of the token, else the role.';
+
 CREATE FUNCTION dispatcher.workflow_age_points(p_queued_at timestamp with time zone, p_now timestamp with time zone) RETURNS integer
     LANGUAGE sql IMMUTABLE
     SET search_path TO ''
-    AS $$ select least(1000000, floor(power(greatest(0, extract(epoch from p_now - p_queued_at)) / 600, 2)))::integer $$;
+    AS $$
+  select case when p_queued_at >= p_now then 0 when p_queued_at < '1970-01-01Z' then 1000000
+              else least(1000000, floor(power(extract(epoch from p_now - p_queued_at) / 600, 2)))::integer end
+$$;
 
 COMMENT ON FUNCTION dispatcher.workflow_age_points(p_queued_at timestamp with time zone, p_now timestamp with time zone) IS 'How much waiting adds to the priority of a run, and to its route''s: the square of every ten minutes, so 1 after 10 minutes, 36 after an hour, 20736 after a day. Nothing starves.';
 
@@ -4248,14 +5495,14 @@ CREATE FUNCTION dispatcher.workflow_claim_state(p_run public.workflow_runs, p_se
     AS $$
   select case
     when p_run.id is null then 'not_found'
-    when p_run.session_id is null or p_run.session_id <> p_session
+    when p_session is null or p_run.session_id is distinct from p_session
       or (p_claim_token is not null and p_run.claim_token is distinct from p_claim_token) then 'not_yours'
     when p_run.status in ('claimed', 'running') then 'ok'
     when p_run.status in ('waiting_for_approval', 'blocked') then 'held'
     else 'finished' end
 $$;
 
-COMMENT ON FUNCTION dispatcher.workflow_claim_state(p_run public.workflow_runs, p_session text, p_claim_token uuid) IS 'Whether a session (and the claim token, where it gives one) holds a run: ok, held (paused, still its own), finished (was its own), not_yours, not_found.';
+COMMENT ON FUNCTION dispatcher.workflow_claim_state(p_run public.workflow_runs, p_session text, p_claim_token uuid) IS 'Whether a session (and the claim token, where it gives one) holds a run: ok, held (paused, still its own), finished (was its own), not_yours, not_found. No session holds nothing.';
 
 CREATE FUNCTION dispatcher.workflow_estimate(p_estimates jsonb, p_workflow_type text, p_what text) RETURNS numeric
     LANGUAGE sql IMMUTABLE
@@ -4271,23 +5518,25 @@ CREATE FUNCTION dispatcher.workflow_estimates(p_tenant_id uuid, p_default_usd nu
   with types as (
     select workflow_type from public.workflow_agent_routing where tenant_id = p_tenant_id
     union
-    select workflow_type from public.workflow_runs where tenant_id = p_tenant_id and status = 'queued'
+    select queued.workflow_type from dispatcher.queued_types(p_tenant_id) as queued
     union
     select workflow_type from public.workflow_runs where tenant_id = p_tenant_id and status in ('dispatched', 'claimed', 'running')
   ), reported as (
     select types.workflow_type, average.usd, average.tokens
       from types
       cross join lateral (
-        select avg(recent.cost_estimate) filter (where recent.cost_estimate >= 0 and recent.cost_estimate <> 'NaN') as usd,
-               avg(coalesce(recent.input_tokens, 0) + coalesce(recent.output_tokens, 0))
-                 filter (where num_nonnulls(recent.input_tokens, recent.output_tokens) > 0) as tokens
+        select avg(dispatcher.known_cost(recent.cost_estimate)) as usd,
+               least(avg(dispatcher.known_tokens(recent.input_tokens, recent.output_tokens)), 1e15) as tokens
           from (select run.cost_estimate, run.input_tokens, run.output_tokens from public.workflow_runs as run
-                 where run.tenant_id = p_tenant_id and run.workflow_type = types.workflow_type and run.reported_at is not null and run.finished_at is not null
+                 where run.tenant_id = p_tenant_id and run.workflow_type = types.workflow_type
+                   and run.reported_at is not null and run.finished_at is not null
                  order by run.reported_at desc limit 20) as recent) as average
+  ), otherwise as (
+    select case when p_default_usd >= 0 and p_default_usd < 1000000 then p_default_usd end as usd
   )
   select coalesce(jsonb_object_agg(workflow_type, jsonb_build_object('usd', usd, 'tokens', tokens)), '{}')
-         || jsonb_build_object('', jsonb_build_object('usd', coalesce(p_default_usd, (select avg(usd) from reported), 0.10),
-                                                      'tokens', coalesce((select avg(tokens) from reported), 0)))
+         || jsonb_build_object('', jsonb_build_object(
+              'usd', coalesce((select usd from otherwise), avg(usd), 0.10), 'tokens', coalesce(avg(tokens), 0)))
     from reported
 $$;
 
@@ -4330,16 +5579,6 @@ CREATE FUNCTION dispatcher.workflow_run_json(p_run public.workflow_runs) RETURNS
 
 COMMENT ON FUNCTION dispatcher.workflow_run_json(p_run public.workflow_runs) IS 'A run as it is shown: everything but its fence and what is internal to budgets.';
 
-CREATE FUNCTION dispatcher.workflow_settings(p_settings jsonb) RETURNS jsonb
-    LANGUAGE sql IMMUTABLE
-    SET search_path TO ''
-    AS $$
-  select jsonb_build_object('workflow_batch_size', 10, 'stale_dispatch_seconds', 300, 'max_dispatch_retries', 3, 'stale_claim_seconds', 600)
-         || jsonb_strip_nulls(coalesce(p_settings, '{}'))
-$$;
-
-COMMENT ON FUNCTION dispatcher.workflow_settings(p_settings jsonb) IS 'The settings of a tick, defaults filled in.';
-
 CREATE FUNCTION dispatcher.workflow_spend(p_tenant_id uuid, p_starts timestamp with time zone[], p_estimates jsonb) RETURNS TABLE(starts_at timestamp with time zone, scope text, scope_id text, settled_usd numeric, settled_tokens numeric, reserved_usd numeric, reserved_tokens numeric)
     LANGUAGE sql STABLE
     SET search_path TO ''
@@ -4348,11 +5587,16 @@ CREATE FUNCTION dispatcher.workflow_spend(p_tenant_id uuid, p_starts timestamp w
   -- settled in it. A held one still is: what it reserves must be there when it goes on.
   with spent as (
     select period.starts_at, run.owner_agent_id as agent_id, run.workflow_type,
-           sum(case when run.cost_estimate >= 0 and run.cost_estimate <> 'NaN' then run.cost_estimate
-                    else coalesce(run.reserved_usd, (p_estimates -> run.workflow_type ->> 'usd')::numeric, (p_estimates -> '' ->> 'usd')::numeric) end) as settled_usd,
-           sum(case when num_nonnulls(run.input_tokens, run.output_tokens) > 0 and coalesce(run.input_tokens, 0) >= 0 and coalesce(run.output_tokens, 0) >= 0
-                    then coalesce(run.input_tokens, 0) + coalesce(run.output_tokens, 0)
-                    else coalesce(run.reserved_tokens, (p_estimates -> run.workflow_type ->> 'tokens')::numeric, (p_estimates -> '' ->> 'tokens')::numeric) end) as settled_tokens,
+           -- Tokens are summed as integers where they are told: many times quicker than as numerics.
+           coalesce(sum(run.cost_estimate) filter (where run.cost_estimate between 0 and 1000000), 0)
+             + coalesce(sum(coalesce(run.reserved_usd, (p_estimates -> run.workflow_type ->> 'usd')::numeric,
+                                     (p_estimates -> '' ->> 'usd')::numeric))
+                          filter (where (run.cost_estimate between 0 and 1000000) is not true), 0) as settled_usd,
+           coalesce(sum(run.input_tokens) filter (where least(run.input_tokens, run.output_tokens) >= 0), 0)
+             + coalesce(sum(run.output_tokens) filter (where least(run.input_tokens, run.output_tokens) >= 0), 0)
+             + coalesce(sum(coalesce(run.reserved_tokens, (p_estimates -> run.workflow_type ->> 'tokens')::numeric,
+                                     (p_estimates -> '' ->> 'tokens')::numeric))
+                          filter (where (least(run.input_tokens, run.output_tokens) >= 0) is not true), 0) as settled_tokens,
            0::numeric as reserved_usd, 0::numeric as reserved_tokens
       from unnest(p_starts) as period (starts_at)
       join public.workflow_runs as run on run.tenant_id = p_tenant_id and run.accounted_at >= period.starts_at
@@ -4360,14 +5604,16 @@ CREATE FUNCTION dispatcher.workflow_spend(p_tenant_id uuid, p_starts timestamp w
     union all
     select period.starts_at, claim.agent_id, claim.workflow_type,
            sum(coalesce(claim.cost_usd, (p_estimates -> claim.workflow_type ->> 'usd')::numeric, (p_estimates -> '' ->> 'usd')::numeric)),
-           sum(coalesce(claim.tokens, (p_estimates -> claim.workflow_type ->> 'tokens')::numeric, (p_estimates -> '' ->> 'tokens')::numeric)), 0, 0
+           sum(coalesce(claim.tokens, (p_estimates -> claim.workflow_type ->> 'tokens')::numeric,
+                        (p_estimates -> '' ->> 'tokens')::numeric)), 0, 0
       from unnest(p_starts) as period (starts_at)
       join public.workflow_claims as claim on claim.tenant_id = p_tenant_id and claim.accounted_at >= period.starts_at
      group by period.starts_at, claim.agent_id, claim.workflow_type
     union all
     select period.starts_at, run.owner_agent_id, run.workflow_type, 0, 0,
            sum(coalesce(run.reserved_usd, (p_estimates -> run.workflow_type ->> 'usd')::numeric, (p_estimates -> '' ->> 'usd')::numeric)),
-           sum(coalesce(run.reserved_tokens, (p_estimates -> run.workflow_type ->> 'tokens')::numeric, (p_estimates -> '' ->> 'tokens')::numeric))
+           sum(coalesce(run.reserved_tokens, (p_estimates -> run.workflow_type ->> 'tokens')::numeric,
+                        (p_estimates -> '' ->> 'tokens')::numeric))
       from unnest(p_starts) as period (starts_at)
       join public.workflow_runs as run on run.tenant_id = p_tenant_id and run.accounted_at is null
        and (run.status in ('dispatched', 'claimed', 'running') or run.paused_from in ('dispatched', 'claimed', 'running'))
@@ -4381,7 +5627,8 @@ CREATE FUNCTION dispatcher.workflow_spend(p_tenant_id uuid, p_starts timestamp w
          sum(spent.settled_usd), sum(spent.settled_tokens), sum(spent.reserved_usd), sum(spent.reserved_tokens)
     from spent
     left join public.agent_profiles as profile on profile.tenant_id = p_tenant_id and profile.agent_id = spent.agent_id
-   group by grouping sets ((spent.starts_at, spent.agent_id), (spent.starts_at, profile.department_id), (spent.starts_at, spent.workflow_type), (spent.starts_at))
+   group by grouping sets ((spent.starts_at, spent.agent_id), (spent.starts_at, profile.department_id),
+                           (spent.starts_at, spent.workflow_type), (spent.starts_at))
 $$;
 
 COMMENT ON FUNCTION dispatcher.workflow_spend(p_tenant_id uuid, p_starts timestamp with time zone[], p_estimates jsonb) IS 'What every agent, department, project and the fleet have spent since each of the given moments, and what their unreported active runs reserve: one aggregate per period, whatever the number of budgets.';
@@ -4417,14 +5664,73 @@ begin
         v_values := v_values || jsonb_build_object(v_field, case v_field when 'cost_usd' then round(v_number, 6) else trunc(v_number) end);
       end if;
     exception when others then
-      null; -- not a number: unknown, as if it had not been said
+      if dispatcher.must_abort(sqlstate) then raise; end if;
+      continue;  -- not a number: unknown, as if it had not been said
     end;
   end loop;
-  return v_values || case when btrim(p_usage ->> 'model') <> '' then jsonb_build_object('model', left(p_usage ->> 'model', 300)) else '{}'::jsonb end;
+  return v_values || case when btrim(p_usage ->> 'model') <> '' then jsonb_build_object('model', left(p_usage ->> 'model', 300))
+                          else '{}'::jsonb end;
 end
 $$;
 
 COMMENT ON FUNCTION dispatcher.workflow_usage_values(p_usage jsonb) IS 'What a report of usage {cost_usd, input_tokens, output_tokens, cached_tokens, model} really says: what is no number, negative, NaN or beyond belief is left out, so it stays unknown.';
+
+CREATE FUNCTION dispatcher.write_respawn(p_claimant dispatcher.claimant, p_run public.workflow_runs, p_agent_id uuid, p_request uuid) RETURNS public.agent_wakes
+    LANGUAGE plpgsql
+    SET search_path TO ''
+    AS $$
+declare
+  v_wake public.agent_wakes;
+begin
+  insert into public.agent_wakes (tenant_id, agent_id, gateway_id, instance_id, claim_request, path, workflow_run_id, deadline_at)
+  values (p_claimant.tenant_id, p_agent_id, p_claimant.gateway_id, p_claimant.instance_id, p_request, 'workflow', p_run.id,
+          -- of its run; the process ends 15 s before, the run 5 s before that
+          least(greatest(p_run.deadline_at, now()), now() + interval '1 year') + interval '20 seconds')
+  returning * into v_wake;
+  update public.agent_wake_state set last_wake_id = v_wake.id, last_claimed_at = v_wake.claimed_at, updated_at = now()
+   where agent_id = p_agent_id;
+  insert into public.workflow_respawns (run_id, attempt, tenant_id, wake_id, session_id, previous_session_id)
+  values (p_run.id, p_run.dispatch_attempts, p_run.tenant_id, v_wake.id, 'respawn-' || v_wake.id, p_run.session_id);
+  return v_wake;
+end
+$$;
+
+COMMENT ON FUNCTION dispatcher.write_respawn(p_claimant dispatcher.claimant, p_run public.workflow_runs, p_agent_id uuid, p_request uuid) IS 'Writes the wake of a granted respawn, and that this attempt has had its one.';
+
+CREATE TABLE public.workflow_run_events (
+    id bigint NOT NULL,
+    tenant_id uuid NOT NULL,
+    run_id uuid NOT NULL,
+    from_status text NOT NULL,
+    to_status text NOT NULL,
+    attempt integer NOT NULL,
+    actor text,
+    reason text,
+    at timestamp with time zone DEFAULT clock_timestamp() NOT NULL
+);
+
+COMMENT ON TABLE public.workflow_run_events IS 'One row per transition of a run, written by trigger. Append-only.';
+
+CREATE FUNCTION dispatcher.write_run_events(p_events public.workflow_run_events[]) RETURNS void
+    LANGUAGE plpgsql
+    SET search_path TO ''
+    AS $$
+begin
+  insert into public.workflow_run_events (tenant_id, run_id, from_status, to_status, attempt, actor, reason)
+  select event.tenant_id, event.run_id, event.from_status, event.to_status, event.attempt, event.actor, event.reason
+    from unnest(p_events) as event;
+  perform dispatcher.settle_constraints('public.workflow_run_events');
+exception when others then
+  if dispatcher.must_abort(sqlstate) then raise; end if;
+  if cardinality(p_events) > 1 then  -- one that cannot be written costs the others nothing
+    perform dispatcher.write_run_events(array[event]) from unnest(p_events) as event;
+  else
+    perform dispatcher.note_fault(p_events[1].tenant_id, null, 'event of a run', format('%s (%s)', sqlerrm, sqlstate));
+  end if;
+end
+$$;
+
+COMMENT ON FUNCTION dispatcher.write_run_events(p_events public.workflow_run_events[]) IS 'Writes events of runs. A side write: one that cannot be written is a fault that is noted, and the transition stands.';
 
 CREATE FUNCTION dispatcher.write_wake(p_claimant dispatcher.claimant, p_facts dispatcher.gate_facts, p_path text, p_request uuid) RETURNS public.agent_wakes
     LANGUAGE plpgsql
@@ -4491,8 +5797,9 @@ CREATE FUNCTION public.budget_ledger(p_tenant_id uuid, p_limit integer DEFAULT 5
     LANGUAGE sql STABLE
     SET search_path TO ''
     AS $$
-  select jsonb_build_object('code', 'ok', 'events', coalesce(jsonb_agg(jsonb_build_object('at', event.created_at, 'budget_id', event.budget_id, 'budget', budget.name,
-           'scope', budget.scope, 'scope_id', budget.scope_id, 'period_key', event.period_key, 'event_kind', event.event_kind, 'detail', event.detail) order by event.id desc), '[]'))
+  select jsonb_build_object('code', 'ok', 'events', coalesce(jsonb_agg(jsonb_build_object(
+           'at', event.created_at, 'budget_id', event.budget_id, 'budget', budget.name, 'scope', budget.scope, 'scope_id', budget.scope_id,
+           'period_key', event.period_key, 'event_kind', event.event_kind, 'detail', event.detail) order by event.id desc), '[]'))
     from (select * from public.budget_events where tenant_id = p_tenant_id order by id desc limit least(greatest(p_limit, 1), 1000)) as event
     join public.budgets as budget on budget.id = event.budget_id
 $$;
@@ -4502,28 +5809,32 @@ COMMENT ON FUNCTION public.budget_ledger(p_tenant_id uuid, p_limit integer) IS '
 CREATE FUNCTION public.cancel_workflow_run(p_tenant_id uuid, p_run_id uuid, p_actor text, p_reason text DEFAULT NULL::text) RETURNS jsonb
     LANGUAGE plpgsql
     SET search_path TO ''
-    SET lock_timeout TO '8s'
+    SET lock_timeout TO '2s'
     AS $$
 declare
-  v_before public.workflow_runs := dispatcher.lock_workflow_run(p_tenant_id, p_run_id);
+  v_before public.workflow_runs;
   v_run public.workflow_runs;
 begin
+  v_before := dispatcher.lock_workflow_run(p_tenant_id, p_run_id);
   if v_before.id is null then
-    return jsonb_build_object('applied', false, 'code', 'not_found', 'run_id', p_run_id);
+    return dispatcher.refuse_run(p_run_id, 'not_found');
   elsif v_before.status = 'cancelled' then
     return dispatcher.workflow_answer('already', v_before);
   elsif v_before.finished_at is not null then
     return dispatcher.workflow_answer('finished', v_before);
   end if;
   perform dispatcher.note_workflow_actor(p_actor, p_reason);
-  v_run := dispatcher.stop_workflow_run(v_before, coalesce(nullif(btrim(left(p_reason, 4000)), ''), format('Cancelled by %s', p_actor)));
-  perform dispatcher.audit_workflow_action(p_tenant_id, p_actor, 'cancel_run', 'intervention', 'warning', 'run:' || p_run_id,
-                                       jsonb_build_object('status', v_before.status), jsonb_build_object('status', v_run.status, 'reason', p_reason));
+  v_run := dispatcher.stop_workflow_run(v_before, coalesce(nullif(btrim(left(p_reason, 4000)), ''),
+                                                           format('Cancelled by %s', coalesce(nullif(left(p_actor, 300), ''), 'unknown'))));
+  perform dispatcher.audit_workflow_action(p_tenant_id, p_actor, 'cancel_run', 'run:' || p_run_id, jsonb_build_object('status', v_before.status),
+                                           jsonb_build_object('status', v_run.status, 'reason', left(p_reason, 4000)));
   return dispatcher.workflow_answer('ok', v_run);
+exception when lock_not_available then
+  return dispatcher.refuse_run(p_run_id, 'busy');
 end
 $$;
 
-COMMENT ON FUNCTION public.cancel_workflow_run(p_tenant_id uuid, p_run_id uuid, p_actor text, p_reason text) IS 'Cancels a run that is not finished; audited. Its process, where a daemon has one, is stopped.';
+COMMENT ON FUNCTION public.cancel_workflow_run(p_tenant_id uuid, p_run_id uuid, p_actor text, p_reason text) IS 'Cancels a run that is not finished; audited. Its process, where a daemon has one, is stopped. busy: another session holds the run, ask again.';
 
 CREATE FUNCTION public.claim_wakes(p_instance_id uuid, p_claims jsonb, p_request uuid) RETURNS jsonb
     LANGUAGE plpgsql
@@ -4557,38 +5868,23 @@ COMMENT ON FUNCTION public.claim_wakes(p_instance_id uuid, p_claims jsonb, p_req
 CREATE FUNCTION public.claim_workflow_notifications(p_instance_id uuid, p_limit integer, p_lease_seconds integer DEFAULT 60, p_known_agents text[] DEFAULT '{}'::text[]) RETURNS jsonb
     LANGUAGE plpgsql
     SET search_path TO ''
-    SET lock_timeout TO '8s'
+    SET lock_timeout TO '2s'
     AS $$
 declare
   v_instance constant public.dispatcher_instances := dispatcher.running_instance(p_instance_id);
+  v_limit constant integer := least(greatest(p_limit, 0), 100);
+  v_seconds constant integer := least(greatest(coalesce(p_lease_seconds, 60), 1), 3600);
   v_claimed jsonb;
 begin
-  update public.workflow_notifications as note
-     set state = 'obsolete', claim_token = null, claimed_until = null
-    from public.workflow_runs as run
-   where note.tenant_id = v_instance.tenant_id and (note.state = 'pending' or (note.state = 'sending' and note.claimed_until < now())) and run.id = note.run_id
-     and (run.status <> 'dispatched' or run.dispatch_attempts <> note.attempt);
-  with due as (
-    select note.id from public.workflow_notifications as note
-     where note.tenant_id = v_instance.tenant_id
-       and (note.gateway_id = v_instance.gateway_id
-            -- An agent of nobody's: whoever knows it from openclaw.json, and after a moment whoever comes.
-            or (note.gateway_id is null and (note.agent_id = any (p_known_agents) or note.created_at < now() - interval '5 seconds')))
-       and ((note.state = 'pending' and note.next_try_at <= now()) or (note.state = 'sending' and note.claimed_until < now()))
-     order by note.next_try_at limit least(greatest(p_limit, 0), 100)
-     for update skip locked
-  ), taken as (
-    update public.workflow_notifications as note
-       set state = 'sending', claim_token = gen_random_uuid(), claimed_until = now() + make_interval(secs => p_lease_seconds), tries = note.tries + 1
-      from due where note.id = due.id returning note.*)
-  select jsonb_agg(jsonb_build_object('id', taken.id, 'claim_token', taken.claim_token, 'run_id', taken.run_id, 'attempt', taken.attempt, 'tries', taken.tries,
-                                      'agent_id', taken.agent_id, 'workflow_type', run.workflow_type,
-                                      'workspace_slug', (select slug from public.workspace where tenant_id = taken.tenant_id limit 1)) order by taken.next_try_at)
-    into v_claimed from taken join public.workflow_runs as run on run.id = taken.run_id;
-  return jsonb_build_object('notifications', coalesce(v_claimed, '[]'), 'next_in', (
-    select extract(epoch from min(case note.state when 'pending' then note.next_try_at else note.claimed_until end) - now())
-      from public.workflow_notifications as note
-     where note.tenant_id = v_instance.tenant_id and (note.gateway_id = v_instance.gateway_id or note.gateway_id is null) and note.state in ('pending', 'sending')));
+  perform dispatcher.drop_outdated_notifications(v_instance.tenant_id, 500);
+  select jsonb_agg(jsonb_build_object(
+           'id', taken.id, 'claim_token', taken.claim_token, 'run_id', taken.run_id, 'attempt', taken.attempt, 'tries', taken.tries,
+           'agent_id', taken.agent_id, 'workflow_type', run.workflow_type,
+           'workspace_slug', (select slug from public.workspace where tenant_id = taken.tenant_id limit 1)) order by taken.next_try_at)
+    into v_claimed
+    from dispatcher.take_notifications(v_instance, v_limit, v_seconds, coalesce(p_known_agents, '{}')) as taken
+    join public.workflow_runs as run on run.id = taken.run_id;
+  return jsonb_build_object('notifications', coalesce(v_claimed, '[]'), 'next_in', dispatcher.next_notification(v_instance));
 end
 $$;
 
@@ -4597,45 +5893,32 @@ COMMENT ON FUNCTION public.claim_workflow_notifications(p_instance_id uuid, p_li
 CREATE FUNCTION public.claim_workflow_run(p_tenant_id uuid, p_run_id uuid, p_session text, p_agent text DEFAULT NULL::text, p_wake_id uuid DEFAULT NULL::uuid) RETURNS jsonb
     LANGUAGE plpgsql
     SET search_path TO ''
-    SET lock_timeout TO '8s'
+    SET lock_timeout TO '2s'
     AS $$
 declare
   v_run public.workflow_runs;
+  v_refusal text;
 begin
   if coalesce(btrim(p_session), '') = '' or length(p_session) > 500 then
-    return jsonb_build_object('applied', false, 'code', 'bad_session', 'run_id', p_run_id);
+    return dispatcher.refuse_run(p_run_id, 'bad_session');
   end if;
   v_run := dispatcher.lock_workflow_run(p_tenant_id, p_run_id);
   if v_run.id is null then
-    return jsonb_build_object('applied', false, 'code', 'not_found', 'run_id', p_run_id);
+    return dispatcher.refuse_run(p_run_id, 'not_found');
+  elsif v_run.status in ('claimed', 'running') and dispatcher.is_same_attempt(v_run, p_session, p_wake_id) then
+    return dispatcher.claimed_answer('already', v_run);
   end if;
-  if v_run.status in ('claimed', 'running') and v_run.session_id = p_session then
-    return dispatcher.workflow_answer('already', v_run)
-           || jsonb_build_object('claim_token', v_run.claim_token, 'deadline_in', extract(epoch from v_run.deadline_at - now()));
+  v_refusal := dispatcher.refuse_claim(v_run, p_agent);
+  if v_refusal is not null then
+    return dispatcher.workflow_answer(v_refusal, v_run);
   end if;
-  if v_run.status <> 'dispatched' then
-    return dispatcher.workflow_answer(case when v_run.status = 'queued' then 'not_dispatched' when v_run.status in ('claimed', 'running') then 'claimed_by_another'
-                                       when v_run.finished_at is not null then 'finished' else 'held' end, v_run);
-  end if;
-  if p_agent is not null and p_agent <> v_run.owner_agent_id then
-    return dispatcher.workflow_answer('not_yours', v_run);
-  end if;
-  perform dispatcher.note_workflow_actor(coalesce(p_agent, v_run.owner_agent_id), null);
-  update public.workflow_runs as run
-     set status = 'claimed', claimed_at = now(), claimed_by = coalesce(p_agent, run.owner_agent_id), session_id = p_session, claim_token = gen_random_uuid(),
-         last_heartbeat_at = now(), started_at = null, blocker_type = null, blocker_description = null,
-         deadline_at = now() + make_interval(mins => dispatcher.workflow_timeout_minutes(run.tenant_id, run.workflow_type)),
-         wake_id = (select wake.id from public.agent_wakes as wake where wake.id = p_wake_id and wake.tenant_id = p_tenant_id and wake.state in ('starting', 'running'))
-   where id = p_run_id returning * into v_run;
-  insert into public.workflow_claims (claim_token, tenant_id, run_id, workflow_type, agent_id, session_id, attempt)
-  values (v_run.claim_token, v_run.tenant_id, v_run.id, v_run.workflow_type, v_run.owner_agent_id, p_session, v_run.dispatch_attempts);
-  update public.workflow_notifications set state = 'obsolete' where run_id = v_run.id and state = 'pending';
-  return dispatcher.workflow_answer('ok', v_run)
-         || jsonb_build_object('claim_token', v_run.claim_token, 'deadline_in', extract(epoch from v_run.deadline_at - now()));
+  return dispatcher.claimed_answer('ok', dispatcher.take_run(v_run, p_session, p_agent, p_wake_id));
+exception when lock_not_available then
+  return dispatcher.refuse_run(p_run_id, 'busy');
 end
 $$;
 
-COMMENT ON FUNCTION public.claim_workflow_run(p_tenant_id uuid, p_run_id uuid, p_session text, p_agent text, p_wake_id uuid) IS 'Takes a dispatched run for a session: one wins. Answers the run, its claim_token and deadline_in (s); already for the session that holds it; else not_dispatched, claimed_by_another, not_yours, finished, held, not_found. p_wake_id: the wake the session runs in.';
+COMMENT ON FUNCTION public.claim_workflow_run(p_tenant_id uuid, p_run_id uuid, p_session text, p_agent text, p_wake_id uuid) IS 'Takes a dispatched run for a session: one wins. Answers the run, its claim_token and deadline_in (s); already for the session that holds it, unless it asks from an earlier wake than the one that holds it; else not_dispatched, claimed_by_another, not_yours, finished, held, not_found, bad_session, busy. p_wake_id: the wake the session runs in.';
 
 CREATE FUNCTION public.close_inbox_item(p_item_id uuid, p_lease_token uuid, p_outcome text, p_reason text DEFAULT NULL::text, p_wake_id uuid DEFAULT NULL::uuid) RETURNS jsonb
     LANGUAGE plpgsql
@@ -4676,7 +5959,7 @@ CREATE FUNCTION public.complete_workflow_run(p_tenant_id uuid, p_run_id uuid, p_
     SET search_path TO ''
     AS $$ select dispatcher.finish_workflow_run(p_tenant_id, p_run_id, p_session, p_claim_token, 'completed', p_output, null, p_usage) $$;
 
-COMMENT ON FUNCTION public.complete_workflow_run(p_tenant_id uuid, p_run_id uuid, p_session text, p_output jsonb, p_usage jsonb, p_claim_token uuid) IS 'The session that holds the run finished it, with its output and usage {cost_usd, input_tokens, output_tokens, cached_tokens, model}. A repeat is already.';
+COMMENT ON FUNCTION public.complete_workflow_run(p_tenant_id uuid, p_run_id uuid, p_session text, p_output jsonb, p_usage jsonb, p_claim_token uuid) IS 'The session that holds the run finished it, with its output and usage {cost_usd, input_tokens, output_tokens, cached_tokens, model}. A repeat is already; busy: ask again.';
 
 CREATE FUNCTION public.current_tenant_id() RETURNS uuid
     LANGUAGE sql STABLE
@@ -4691,130 +5974,50 @@ COMMENT ON FUNCTION public.current_tenant_id() IS 'The tenant of the caller''s t
 CREATE FUNCTION public.deactivate_budget(p_tenant_id uuid, p_budget text) RETURNS jsonb
     LANGUAGE plpgsql
     SET search_path TO ''
+    SET lock_timeout TO '3s'
     AS $$
 declare
-  v_active jsonb;
-  v_known boolean;
+  v_named constant record := dispatcher.budgets_named(p_tenant_id, p_budget);
 begin
-  with named as (
-    select budget.* from public.budgets as budget where budget.tenant_id = p_tenant_id and p_budget in (budget.id::text, budget.name)
-  )
-  select coalesce(jsonb_agg(jsonb_build_object('id', named.id, 'name', named.name, 'scope', named.scope, 'scope_id', named.scope_id, 'period', named.period)
-                            order by named.created_at, named.id) filter (where named.active), '[]'), count(*) > 0
-    into v_active, v_known
-    from named
-   where named.id::text = p_budget or not exists (select from named as same where same.id::text = p_budget); -- what is an id is no name
-  if jsonb_array_length(v_active) > 1 then
-    return jsonb_build_object('applied', false, 'code', 'ambiguous', 'budget', p_budget, 'budgets', v_active);
+  if jsonb_array_length(v_named.active) > 1 then
+    return jsonb_build_object('applied', false, 'code', 'ambiguous', 'budget', p_budget, 'budgets', v_named.active);
   end if;
-  update public.budgets set active = false, updated_at = now() where tenant_id = p_tenant_id and id = (v_active -> 0 ->> 'id')::uuid and active;
-  return jsonb_build_object('applied', v_known, 'code', case when found then 'ok' when v_known then 'already' else 'not_found' end,
-                            'budget', p_budget, 'budgets', v_active);
+  update public.budgets set active = false, updated_at = now()
+   where tenant_id = p_tenant_id and id = (v_named.active -> 0 ->> 'id')::uuid and active;
+  return jsonb_build_object('applied', v_named.is_known, 'budget', p_budget, 'budgets', v_named.active,
+                            'code', case when found then 'ok' when v_named.is_known then 'already' else 'not_found' end);
+exception when lock_not_available then
+  return jsonb_build_object('applied', false, 'code', 'busy', 'budget', p_budget, 'budgets', jsonb_build_array());
 end
 $$;
 
-COMMENT ON FUNCTION public.deactivate_budget(p_tenant_id uuid, p_budget text) IS 'Ends the one active budget of an id or name: what it held goes out with the next tick. Answers {applied, code: ok | already | ambiguous | not_found, budget, budgets}; budgets: what was ended, or the several of that name.';
+COMMENT ON FUNCTION public.deactivate_budget(p_tenant_id uuid, p_budget text) IS 'Ends the one active budget of an id or name: what it held goes out with the next tick. Answers {applied, code: ok | already | ambiguous | not_found | busy, budget, budgets}; budgets: what was ended, or the several of that name.';
 
-CREATE FUNCTION public.dispatch_workflows(p_instance_id uuid, p_settings jsonb DEFAULT '{}'::jsonb) RETURNS jsonb
+CREATE FUNCTION public.dispatch_workflows(p_instance_id uuid, p_phase text DEFAULT 'look'::text, p_facts jsonb DEFAULT NULL::jsonb) RETURNS jsonb
     LANGUAGE plpgsql
     SET search_path TO ''
     SET lock_timeout TO '2s'
     AS $$
 declare
-  v_instance constant public.dispatcher_instances := dispatcher.running_instance(p_instance_id);
-  v_tenant constant uuid := v_instance.tenant_id;
-  v_settings constant jsonb := dispatcher.workflow_settings(p_settings);
+  v_tick constant dispatcher.tick := dispatcher.tick_of(p_instance_id);
   v_started constant timestamptz := clock_timestamp();
-  v_estimates jsonb := '{}';
-  v_budgets jsonb := '[]';
-  v_all_budgets jsonb := '[]';
-  v_budget_error text;
-  v_broken text;
-  v_open boolean := false;
-  v_phase text;
-  v_part jsonb;
-  v_errors jsonb := '[]';
-  v_sum jsonb := '{"dispatched": 0, "retried": 0, "released": 0, "failed": 0, "timed_out": 0}';
-  v_held integer := 0;
-  v_held_by jsonb := '{}';
-  v_warned integer := 0;
-  v_stopped integer := 0;
-  v_unrouted integer := 0;
-  v_full boolean := false;
-  v_field text;
+  v_answer jsonb;
 begin
-  if not pg_try_advisory_xact_lock(hashtextextended('dispatcher.workflows.' || v_tenant, 0)) then
-    return jsonb_build_object('busy', true, 'stop_wakes', dispatcher.wakes_to_stop(p_instance_id));
-  end if;
   perform set_config('dispatcher.quiet', 'on', true);
-  foreach v_phase in array array['estimates', 'budgets', 'enforcement', 'dispatched', 'retried', 'timed_out', 'released', 'unrouted', 'pruned'] loop
-    begin
-      v_part := '{}';
-      case v_phase
-        when 'estimates' then v_estimates := dispatcher.workflow_estimates(v_tenant, (v_settings ->> 'workflow_cost_estimate_usd')::numeric);
-        when 'budgets' then v_budgets := dispatcher.evaluate_budgets(v_tenant, v_estimates);
-        when 'enforcement' then
-          if v_budgets <> '[]' then
-            v_all_budgets := v_budgets;
-            v_budgets := dispatcher.tight_budgets(v_budgets, v_estimates, (v_settings ->> 'workflow_batch_size')::integer + 500);
-            select enforced.stopped, enforced.budgets, enforced.event_error into v_stopped, v_all_budgets, v_budget_error
-              from dispatcher.enforce_budgets(v_tenant, v_all_budgets, v_estimates) as enforced;
-            if v_stopped > 0 then
-              v_budgets := dispatcher.tight_budgets(v_all_budgets, v_estimates, (v_settings ->> 'workflow_batch_size')::integer + 500);
-            end if;
-          end if;
-        when 'dispatched' then v_part := dispatcher.dispatch_queued_runs(v_tenant, v_settings, v_estimates, v_budgets);
-        when 'retried' then v_part := dispatcher.retry_stale_dispatches(v_tenant, v_settings, v_estimates, v_budgets);
-        when 'timed_out' then v_part := dispatcher.time_out_runs(v_tenant);
-        when 'released' then v_part := dispatcher.release_stale_claims(v_tenant, v_settings);
-        when 'unrouted' then
-          v_part := dispatcher.mark_unrouted_runs(v_tenant);
-          v_unrouted := (v_part ->> 'unrouted')::integer;
-        when 'pruned' then perform dispatcher.prune_workflow_rows(v_tenant);
-      end case;
-    exception when query_canceled or deadlock_detected or serialization_failure then
-      raise;
-    when others then  -- also a row that somebody holds for long: its phase waits for the next tick, the others do not
-      v_part := '{}';
-      v_errors := v_errors || jsonb_build_object('phase', v_phase, 'error', sqlerrm, 'error_code', sqlstate);
-      if v_phase in ('budgets', 'enforcement') then
-        v_budget_error := coalesce(v_budget_error, format('%s (%s)', sqlerrm, sqlstate));
-        -- What cannot be evaluated fails open, loudly: runs go out as if there were no budgets.
-        v_open := v_open or v_phase = 'budgets';
-      end if;
-    end;
-    v_budgets := coalesce(v_part -> 'budgets', v_budgets);
-    v_held := v_held + coalesce((v_part ->> 'held')::integer, 0);
-    v_held_by := v_held_by || coalesce(v_part -> 'held_by', '{}');
-    v_warned := v_warned + coalesce((v_part ->> 'warned')::integer, 0);
-    v_full := v_full or coalesce((v_part ->> 'full')::boolean, false);
-    v_errors := v_errors || coalesce(v_part -> 'errors', '[]');
-    for v_field in select jsonb_object_keys(v_sum) loop
-      v_sum := v_sum || jsonb_build_object(v_field, (v_sum ->> v_field)::integer + coalesce((v_part ->> v_field)::integer, 0));
-    end loop;
-  end loop;
-  select left(string_agg(format('%s: %s', state.name, state.error), '; '), 500) into v_broken from dispatcher.budget_states(v_all_budgets) as state
-   where state.error is not null;
-  v_budget_error := coalesce(v_broken, v_budget_error);
-  v_open := v_open or v_broken is not null;
-  perform dispatcher.send_gateway_hint(other.gateway_id, 'run', '{}')
-     from (select note.gateway_id from public.workflow_notifications as note where note.tenant_id = v_tenant and note.state = 'pending' and note.created_at = now()
-           union select wake.gateway_id from public.agent_wakes as wake
-                  where wake.tenant_id = v_tenant and wake.stop_cause is not null and wake.ended_at is null and wake.instance_id <> p_instance_id) as other
-    where other.gateway_id is distinct from v_instance.gateway_id;
-  v_sum := v_sum || jsonb_build_object('budget_enforcement', jsonb_build_object('held', v_held, 'stopped', v_stopped, 'warned', v_warned));
-  update public.dispatcher_instances
-     set last_tick = v_sum || jsonb_build_object('at', now(), 'ms', round(extract(epoch from clock_timestamp() - v_started) * 1000), 'errors', jsonb_array_length(v_errors),
-                                                 'budget_error', v_budget_error, 'held_by', v_held_by)
-   where id = p_instance_id;
-  return v_sum || jsonb_build_object(
-    'busy', false, 'errors', v_errors, 'budget_error', v_budget_error, 'budgets_open', v_open, 'unrouted', v_unrouted, 'stop_wakes', dispatcher.wakes_to_stop(p_instance_id),
-    'again', v_full or (v_sum ->> 'released')::integer > 0 or ((v_sum ->> 'failed')::integer + (v_sum ->> 'timed_out')::integer + v_stopped > 0),
-    'next_in', dispatcher.next_workflow_moment(v_tenant, v_settings), 'ms', round(extract(epoch from clock_timestamp() - v_started) * 1000));
+  case p_phase
+    when 'look' then v_answer := dispatcher.look_at_runs(v_tick);
+    when 'note' then v_answer := dispatcher.note_tick(v_tick, p_facts);
+    when 'stopped', 'dispatched', 'retried', 'timed_out', 'released', 'unrouted', 'pruned' then
+      v_answer := dispatcher.run_phase(v_tick, p_phase);
+    else raise exception 'unknown phase %', left(p_phase, 100) using errcode = 'OD002',
+      hint = 'look, stopped, dispatched, retried, timed_out, released, unrouted, pruned or note';
+  end case;
+  return jsonb_build_object('phase', p_phase, 'busy', false, 'again', false, 'errors', jsonb_build_array()) || v_answer
+         || jsonb_build_object('ms', round(extract(epoch from clock_timestamp() - v_started) * 1000));
 end
 $$;
 
-COMMENT ON FUNCTION public.dispatch_workflows(p_instance_id uuid, p_settings jsonb) IS 'One tick for the tenant of an instance, phase by phase, each isolated: budgets, dispatch, retries, time-outs, stale claims, blockers. Answers {dispatched, retried, released, failed, timed_out, budget_enforcement, errors, budget_error, budgets_open (runs went out without them), again, next_in, stop_wakes}; {busy: true} when another pass is under way.';
+COMMENT ON FUNCTION public.dispatch_workflows(p_instance_id uuid, p_phase text, p_facts jsonb) IS 'One phase of a tick for the tenant of an instance, at most 500 runs: {phase, busy, again, errors, ms} and its numbers. look: {due, stop_wakes}; stopped (hard stops): {stopped, budget_error}; dispatched: {dispatched, held, held_by, warned, locked, budget_error, budgets_open (runs went out without them)}; retried: {retried, failed, held, locked}; timed_out; released: {released, failed}; unrouted; pruned; note keeps p_facts as last_tick: {next_in, stop_wakes}. busy: another pass that counts slots and money is under way.';
 
 CREATE FUNCTION public.dispatcher_gauges(p_instance_id uuid) RETURNS jsonb
     LANGUAGE plpgsql STABLE
@@ -4839,8 +6042,8 @@ CREATE FUNCTION public.dispatcher_schema() RETURNS jsonb
     SET search_path TO ''
     AS $$
   select jsonb_build_object(
-    'revision', 15,
-    'fingerprint', '8cd0095d26c325b712c302be76b0e27bea5caa732352013718f4efa423c98691',
+    'revision', 16,
+    'fingerprint', 'de6826511818c11a44cfd057edd99defc724504431c353467b53c90a8a20629e',
     'drift', coalesce(jsonb_agg(drift.kind || ' ' || drift.name || ' ' || drift.problem), '[]'))
   from (select * from dispatcher.schema_drift() limit 20) as drift
 $$;
@@ -4898,19 +6101,24 @@ $$;
 
 COMMENT ON FUNCTION public.dispatcher_status(p_tenant_id uuid, p_gateway text, p_settings jsonb) IS 'What an operator sees of one gateway: instances, live wakes, waitlist, backlog by age, and for each agent every gate that keeps it asleep.';
 
-CREATE FUNCTION public.enqueue_workflow_run(p_tenant_id uuid, p_workflow_type text, p_input jsonb DEFAULT '{}'::jsonb, p_priority integer DEFAULT 0, p_initiator text DEFAULT NULL::text, p_task_id text DEFAULT NULL::text, p_agent text DEFAULT NULL::text, p_not_before timestamp with time zone DEFAULT NULL::timestamp with time zone, p_request_key text DEFAULT NULL::text) RETURNS jsonb
+CREATE FUNCTION public.enqueue_workflow_run(p_tenant_id uuid, p_workflow_type text, p_input jsonb DEFAULT '{}'::jsonb, p_priority integer DEFAULT 0, p_initiator text DEFAULT NULL::text, p_task_id text DEFAULT NULL::text, p_agent text DEFAULT NULL::text, p_not_before timestamp with time zone DEFAULT NULL::timestamp with time zone, p_request_key text DEFAULT NULL::text, p_delay_seconds double precision DEFAULT NULL::double precision) RETURNS jsonb
     LANGUAGE plpgsql
     SET search_path TO ''
+    SET lock_timeout TO '2s'
     AS $$
 declare
+  v_faults constant text[] := dispatcher.faults_of_new_run(p_tenant_id, p_workflow_type, p_priority, p_initiator, p_task_id, p_agent, p_request_key)
+                              || dispatcher.faults_of_delay(p_delay_seconds, p_not_before);
   v_run public.workflow_runs;
 begin
-  if coalesce(btrim(p_workflow_type), '') = '' or length(p_workflow_type) > 200 then
-    return jsonb_build_object('applied', false, 'code', 'bad_type');
+  if cardinality(v_faults) > 0 then
+    return dispatcher.invalid(v_faults);
   end if;
-  insert into public.workflow_runs as run (tenant_id, workflow_type, input_payload, priority, initiator, task_id, pinned_agent_id, next_attempt_at, request_key)
-  values (p_tenant_id, btrim(p_workflow_type), coalesce(p_input, '{}'), coalesce(p_priority, 0), p_initiator, p_task_id, nullif(p_agent, ''), p_not_before,
-          nullif(p_request_key, ''))
+  insert into public.workflow_runs as run (
+    tenant_id, workflow_type, input_payload, priority, initiator, task_id, pinned_agent_id, request_key, next_attempt_at)
+  values (p_tenant_id, btrim(p_workflow_type), coalesce(p_input, '{}'), coalesce(p_priority, 0), p_initiator, p_task_id,
+          nullif(btrim(p_agent), ''), nullif(p_request_key, ''),
+          greatest(p_not_before, case when p_delay_seconds > 0 then now() + make_interval(secs => p_delay_seconds) end))
   on conflict (tenant_id, request_key) where request_key is not null do nothing
   returning * into v_run;
   if v_run.id is not null then
@@ -4920,10 +6128,12 @@ begin
   end if;
   select * into v_run from public.workflow_runs where tenant_id = p_tenant_id and request_key = p_request_key;
   return dispatcher.workflow_answer('already', v_run);
+exception when lock_not_available then
+  return dispatcher.refuse_run(null, 'busy');
 end
 $$;
 
-COMMENT ON FUNCTION public.enqueue_workflow_run(p_tenant_id uuid, p_workflow_type text, p_input jsonb, p_priority integer, p_initiator text, p_task_id text, p_agent text, p_not_before timestamp with time zone, p_request_key text) IS 'Puts a run into the queue. p_agent pins it to an agent, p_not_before keeps it back, p_request_key makes a repeat answer the same run (already).';
+COMMENT ON FUNCTION public.enqueue_workflow_run(p_tenant_id uuid, p_workflow_type text, p_input jsonb, p_priority integer, p_initiator text, p_task_id text, p_agent text, p_not_before timestamp with time zone, p_request_key text, p_delay_seconds double precision) IS 'Puts a run into the queue. p_agent pins it to an agent, p_delay_seconds (by the database''s clock) or p_not_before keeps it back, p_request_key makes a repeat answer the same run (already). invalid names every fault.';
 
 CREATE FUNCTION public.escalate_inbox_item(p_item_id uuid, p_lease_token uuid, p_reason text, p_wake_id uuid DEFAULT NULL::uuid) RETURNS jsonb
     LANGUAGE plpgsql
@@ -4985,28 +6195,21 @@ CREATE FUNCTION public.fail_workflow_run(p_tenant_id uuid, p_run_id uuid, p_sess
     SET search_path TO ''
     AS $$ select dispatcher.finish_workflow_run(p_tenant_id, p_run_id, p_session, p_claim_token, 'failed', null, p_error, p_usage) $$;
 
-COMMENT ON FUNCTION public.fail_workflow_run(p_tenant_id uuid, p_run_id uuid, p_session text, p_error text, p_usage jsonb, p_claim_token uuid) IS 'The session that holds the run gave it up, with the reason. A repeat is already.';
+COMMENT ON FUNCTION public.fail_workflow_run(p_tenant_id uuid, p_run_id uuid, p_session text, p_error text, p_usage jsonb, p_claim_token uuid) IS 'The session that holds the run gave it up, with the reason. A repeat is already; busy: ask again.';
 
 CREATE FUNCTION public.finish_workflow_notifications(p_instance_id uuid, p_results jsonb) RETURNS jsonb
     LANGUAGE plpgsql
     SET search_path TO ''
-    SET lock_timeout TO '8s'
+    SET lock_timeout TO '1s'
     AS $$
 declare
-  v_result jsonb;
-  v_count integer := 0;
+  v_count integer;
 begin
   perform dispatcher.running_instance(p_instance_id);
-  for v_result in select value from jsonb_array_elements(p_results) loop
-    update public.workflow_notifications as note
-       set state = case when (v_result ->> 'sent')::boolean then 'sent' when note.tries >= 12 then 'failed' else 'pending' end,
-           sent_at = case when (v_result ->> 'sent')::boolean then now() end, claim_token = null, claimed_until = null,
-           last_error = left(v_result ->> 'error', 1000),
-           -- Spread, so that what failed together with a Gateway does not come back together.
-           next_try_at = now() + make_interval(secs => least(300, 5 * power(2, least(note.tries, 12) - 1)) * (0.75 + random() / 2))
-     where note.id = (v_result ->> 'id')::uuid and note.claim_token = (v_result ->> 'claim_token')::uuid and note.state = 'sending';
-    v_count := v_count + found::integer;
-  end loop;
+  if jsonb_typeof(p_results) is distinct from 'array' then
+    raise exception 'p_results must be an array of {id, claim_token, sent, error}' using errcode = 'OD002';
+  end if;
+  select coalesce(sum(dispatcher.finish_notification(result.value)), 0) into v_count from jsonb_array_elements(p_results) as result;
   return jsonb_build_object('finished', v_count);
 end
 $$;
@@ -5050,23 +6253,28 @@ COMMENT ON FUNCTION public.heartbeat_dispatcher_instance(p_instance_id uuid, p_l
 CREATE FUNCTION public.heartbeat_workflow_run(p_tenant_id uuid, p_run_id uuid, p_session text, p_claim_token uuid DEFAULT NULL::uuid, p_usage jsonb DEFAULT NULL::jsonb) RETURNS jsonb
     LANGUAGE plpgsql
     SET search_path TO ''
-    SET lock_timeout TO '8s'
+    SET lock_timeout TO '2s'
     AS $$
 declare
-  v_run public.workflow_runs := dispatcher.lock_workflow_run(p_tenant_id, p_run_id);
-  v_code constant text := dispatcher.workflow_claim_state(v_run, p_session, p_claim_token);
+  v_run public.workflow_runs;
+  v_code text;
 begin
+  v_run := dispatcher.lock_workflow_run(p_tenant_id, p_run_id);
+  v_code := dispatcher.workflow_claim_state(v_run, p_session, p_claim_token);
   if v_code not in ('ok', 'held') then
     return dispatcher.refuse_workflow_caller(v_code, v_run, p_tenant_id, p_run_id, p_session, p_claim_token, p_usage);
   end if;
   perform dispatcher.note_workflow_actor(v_run.claimed_by, null);
   v_run := dispatcher.start_workflow_run(v_run);
   v_run := dispatcher.book_workflow_usage(v_run, p_usage);
-  return dispatcher.workflow_answer('ok', v_run) || jsonb_build_object('deadline_in', extract(epoch from v_run.deadline_at - coalesce(v_run.paused_at, now())));
+  return dispatcher.workflow_answer('ok', v_run) || jsonb_build_object(
+    'deadline_in', dispatcher.seconds_until(dispatcher.put_off(v_run.deadline_at, v_run.paused_at)));
+exception when lock_not_available then
+  return dispatcher.refuse_run(p_run_id, 'busy');
 end
 $$;
 
-COMMENT ON FUNCTION public.heartbeat_workflow_run(p_tenant_id uuid, p_run_id uuid, p_session text, p_claim_token uuid, p_usage jsonb) IS 'A sign of life from the session that holds the run: the first one makes it running. May carry usage so far. not_yours, finished, not_found: stop working on it.';
+COMMENT ON FUNCTION public.heartbeat_workflow_run(p_tenant_id uuid, p_run_id uuid, p_session text, p_claim_token uuid, p_usage jsonb) IS 'A sign of life from the session that holds the run: the first one makes it running. May carry usage so far. not_yours, finished, not_found: stop working on it; busy: ask again.';
 
 CREATE FUNCTION public.inbox_overview(p_tenant_id uuid, p_agent_slug text) RETURNS jsonb
     LANGUAGE plpgsql STABLE
@@ -5160,13 +6368,15 @@ CREATE FUNCTION public.list_budgets(p_tenant_id uuid, p_default_usd numeric DEFA
     SET search_path TO ''
     AS $$
   select jsonb_build_object('code', 'ok', 'budgets', coalesce(jsonb_agg(
-           (to_jsonb(budget) - 'tenant_id') || coalesce(evaluated.value - array['id', 'name', 'scope', 'scope_id', 'period', 'action', 'fail_closed', 'cap_usd', 'cap_tokens'], '{}')
-           || jsonb_build_object('events', (select coalesce(jsonb_agg(event.event_kind order by event.id), '[]') from public.budget_events as event
-                                             where event.budget_id = budget.id and event.period_key = evaluated.value ->> 'period_key'))
+           (to_jsonb(budget) - 'tenant_id') || coalesce(to_jsonb(evaluated)
+              - array['id', 'name', 'scope', 'scope_id', 'period', 'action', 'fail_closed', 'cap_usd', 'cap_tokens'], '{}')
+           || jsonb_build_object('events', (select coalesce(jsonb_agg(event.event_kind order by event.id), '[]')
+                                              from public.budget_events as event
+                                             where event.budget_id = budget.id and event.period_key = evaluated.period_key))
            order by budget.active desc, budget.scope, budget.scope_id, budget.period, budget.created_at), '[]'))
     from public.budgets as budget
-    left join jsonb_array_elements(dispatcher.evaluate_budgets(p_tenant_id, dispatcher.workflow_estimates(p_tenant_id, p_default_usd))) as evaluated
-      on (evaluated.value ->> 'id')::uuid = budget.id
+    left join unnest(dispatcher.evaluate_budgets(p_tenant_id, dispatcher.workflow_estimates(p_tenant_id, p_default_usd))) as evaluated
+      on evaluated.id = budget.id
    where budget.tenant_id = p_tenant_id
 $$;
 
@@ -5247,36 +6457,38 @@ CREATE FUNCTION public.list_workflow_runs(p_tenant_id uuid, p_status text DEFAUL
   select jsonb_build_object('count', count(*), 'runs', coalesce(jsonb_agg(dispatcher.workflow_run_json(listed) - 'input_payload' - 'output_summary'
                               order by listed.created_at desc, listed.id), '[]'))
     from (select * from public.workflow_runs
-           where tenant_id = p_tenant_id and (p_status is null or status = p_status) and (p_workflow_type is null or workflow_type = p_workflow_type)
+           where tenant_id = p_tenant_id and (p_status is null or status = p_status)
+             and (p_workflow_type is null or workflow_type = p_workflow_type)
              and (p_agent is null or owner_agent_id = p_agent or pinned_agent_id = p_agent)
            order by created_at desc, id limit least(greatest(p_limit, 1), 1000)) as listed
 $$;
 
 COMMENT ON FUNCTION public.list_workflow_runs(p_tenant_id uuid, p_status text, p_workflow_type text, p_agent text, p_limit integer) IS 'The newest runs, without their payloads: {count, runs}.';
 
-CREATE FUNCTION public.monitor_workflows(p_instance_id uuid, p_settings jsonb DEFAULT '{}'::jsonb) RETURNS jsonb
+CREATE FUNCTION public.monitor_workflows(p_instance_id uuid) RETURNS jsonb
     LANGUAGE plpgsql STABLE
     SET search_path TO ''
     AS $$
 declare
-  v_instance constant public.dispatcher_instances := dispatcher.running_instance(p_instance_id);
+  v_tick constant dispatcher.tick := dispatcher.tick_of(p_instance_id);
 begin
   return jsonb_build_object(
-    'stop_wakes', dispatcher.wakes_to_stop(p_instance_id), 'orphan_after', dispatcher.orphan_after_seconds(p_settings),
+    'stop_wakes', dispatcher.wakes_to_stop(p_instance_id), 'orphan_after', dispatcher.orphan_after_seconds(v_tick.settings),
     'suspects', (
-      select coalesce(jsonb_agg(jsonb_build_object('run_id', run.id, 'attempt', run.dispatch_attempts, 'workflow_type', run.workflow_type, 'agent_id', run.owner_agent_id,
-               'session_id', run.session_id, 'claim_token', run.claim_token, 'silent_for', extract(epoch from now() - run.last_heartbeat_at),
-               'workspace_slug', (select slug from public.workspace where tenant_id = run.tenant_id limit 1)) order by run.last_heartbeat_at), '[]')
+      select coalesce(jsonb_agg(jsonb_build_object(
+               'run_id', run.id, 'attempt', run.dispatch_attempts, 'workflow_type', run.workflow_type, 'agent_id', run.owner_agent_id,
+               'session_id', run.session_id, 'claim_token', run.claim_token,
+               'silent_for', -dispatcher.seconds_until(dispatcher.last_heartbeat(run)),
+               'workspace_slug', (select slug from public.workspace where tenant_id = run.tenant_id limit 1))
+               order by run.last_heartbeat_at), '[]')
         from public.workflow_runs as run
-        join public.agents as agent on agent.tenant_id = run.tenant_id and agent.slug = run.owner_agent_id and agent.gateway_id = v_instance.gateway_id
-       where run.tenant_id = v_instance.tenant_id and run.status = 'running' and run.deadline_at > now()
-         and run.last_heartbeat_at < now() - make_interval(secs => dispatcher.orphan_after_seconds(p_settings))
-         and not exists (select from public.workflow_respawns as respawn where respawn.run_id = run.id and respawn.attempt = run.dispatch_attempts)
-         and not exists (select from public.agent_wakes as wake where wake.id = run.wake_id and wake.ended_at is null)));
+        join public.agents as agent on agent.tenant_id = run.tenant_id and agent.slug = run.owner_agent_id
+         and agent.gateway_id = v_tick.gateway_id
+       where run.tenant_id = v_tick.tenant_id and run.status = 'running' and dispatcher.is_suspect(run, v_tick.settings)));
 end
 $$;
 
-COMMENT ON FUNCTION public.monitor_workflows(p_instance_id uuid, p_settings jsonb) IS 'What the monitor of a gateway looks at: silent running runs of its agents that were not spawned again in this attempt (suspects), the silence that makes one (orphan_after), and wakes whose run was ended (stop_wakes).';
+COMMENT ON FUNCTION public.monitor_workflows(p_instance_id uuid) IS 'What the monitor of a gateway looks at: silent running runs of its agents that were not spawned again in this attempt (suspects), the silence that makes one (orphan_after), and wakes whose run was ended (stop_wakes).';
 
 CREATE FUNCTION public.note_sweep(p_instance_id uuid, p_sweep jsonb) RETURNS void
     LANGUAGE sql
@@ -5386,39 +6598,42 @@ COMMENT ON FUNCTION public.register_dispatcher_instance(p_tenant_id uuid, p_gate
 CREATE FUNCTION public.release_workflow_run(p_tenant_id uuid, p_run_id uuid, p_session text, p_claim_token uuid DEFAULT NULL::uuid) RETURNS jsonb
     LANGUAGE plpgsql
     SET search_path TO ''
-    SET lock_timeout TO '8s'
+    SET lock_timeout TO '2s'
     AS $$
 declare
-  v_run public.workflow_runs := dispatcher.lock_workflow_run(p_tenant_id, p_run_id);
-  v_code constant text := dispatcher.workflow_claim_state(v_run, p_session, p_claim_token);
+  v_run public.workflow_runs;
+  v_code text;
 begin
-  if v_code <> 'ok' then
-    -- A repeat of a release that held: the claim is in the history as released.
-    if v_code = 'not_yours' and exists (select from public.workflow_claims where run_id = p_run_id and tenant_id = p_tenant_id and session_id = p_session
-                                           and ended_as = 'released' and (p_claim_token is null or claim_token = p_claim_token))
-       and v_run.status in ('queued', 'dispatched') then
-      return dispatcher.workflow_answer('already', v_run);
-    end if;
+  v_run := dispatcher.lock_workflow_run(p_tenant_id, p_run_id);
+  v_code := dispatcher.workflow_claim_state(v_run, p_session, p_claim_token);
+  if v_code = 'not_yours' and dispatcher.has_released(v_run, p_tenant_id, p_run_id, p_session, p_claim_token) then
+    return dispatcher.workflow_answer('already', v_run);
+  elsif v_code <> 'ok' then
     return dispatcher.refuse_workflow_caller(v_code, v_run, p_tenant_id, p_run_id, p_session, p_claim_token, null);
   end if;
   perform dispatcher.note_workflow_actor(v_run.claimed_by, 'released');
   return dispatcher.workflow_answer('ok', dispatcher.return_workflow_run(v_run, 'released'));
+exception when lock_not_available then
+  return dispatcher.refuse_run(p_run_id, 'busy');
 end
 $$;
 
-COMMENT ON FUNCTION public.release_workflow_run(p_tenant_id uuid, p_run_id uuid, p_session text, p_claim_token uuid) IS 'The session that holds the run gives it back to the queue; the fourth time it fails.';
+COMMENT ON FUNCTION public.release_workflow_run(p_tenant_id uuid, p_run_id uuid, p_session text, p_claim_token uuid) IS 'The session that holds the run gives it back to the queue; the fourth time it fails. A repeat is already; busy: ask again.';
 
 CREATE FUNCTION public.remove_workflow_route(p_tenant_id uuid, p_workflow_type text) RETURNS jsonb
     LANGUAGE plpgsql
     SET search_path TO ''
+    SET lock_timeout TO '3s'
     AS $$
 begin
   delete from public.workflow_agent_routing where tenant_id = p_tenant_id and workflow_type = p_workflow_type;
   return jsonb_build_object('applied', found, 'code', case when found then 'ok' else 'not_found' end, 'workflow_type', p_workflow_type);
+exception when lock_not_available then
+  return jsonb_build_object('applied', false, 'code', 'busy', 'workflow_type', p_workflow_type);
 end
 $$;
 
-COMMENT ON FUNCTION public.remove_workflow_route(p_tenant_id uuid, p_workflow_type text) IS 'Takes a route away; queued runs of the type wait for another one.';
+COMMENT ON FUNCTION public.remove_workflow_route(p_tenant_id uuid, p_workflow_type text) IS 'Takes a route away; queued runs of the type wait for another one. busy: another session holds the route, ask again.';
 
 CREATE FUNCTION public.report_wakes(p_instance_id uuid, p_reports jsonb, p_claim_limit integer, p_request uuid) RETURNS jsonb
     LANGUAGE plpgsql
@@ -5456,16 +6671,20 @@ COMMENT ON FUNCTION public.report_wakes(p_instance_id uuid, p_reports jsonb, p_c
 CREATE FUNCTION public.report_workflow_usage(p_tenant_id uuid, p_run_id uuid, p_session text, p_usage jsonb, p_claim_token uuid DEFAULT NULL::uuid) RETURNS jsonb
     LANGUAGE plpgsql
     SET search_path TO ''
-    SET lock_timeout TO '8s'
+    SET lock_timeout TO '2s'
     AS $$
 declare
-  v_run public.workflow_runs := dispatcher.lock_workflow_run(p_tenant_id, p_run_id);
-  v_code constant text := dispatcher.workflow_claim_state(v_run, p_session, p_claim_token);
+  v_run public.workflow_runs;
+  v_code text;
 begin
+  v_run := dispatcher.lock_workflow_run(p_tenant_id, p_run_id);
+  v_code := dispatcher.workflow_claim_state(v_run, p_session, p_claim_token);
   if v_code not in ('ok', 'held') then
     return dispatcher.refuse_workflow_caller(v_code, v_run, p_tenant_id, p_run_id, p_session, p_claim_token, p_usage);
   end if;
   return dispatcher.workflow_answer('ok', dispatcher.book_workflow_usage(v_run, p_usage)) || jsonb_build_object('usage_booked', true);
+exception when lock_not_available then
+  return dispatcher.refuse_run(p_run_id, 'busy');
 end
 $$;
 
@@ -5551,229 +6770,151 @@ $$;
 
 COMMENT ON FUNCTION public.requeue_inbox_items(p_tenant_id uuid, p_gateway text, p_agent text, p_item_ids uuid[]) IS 'Brings items back to pending and clears their agents'' stall: the given failed or dead_letter ids, or all that a stall set aside, of one agent also what a chain limit did. Spent attempts start anew.';
 
-CREATE FUNCTION public.respawn_workflow_run(p_instance_id uuid, p_run_id uuid, p_claim_token uuid, p_settings jsonb, p_request uuid) RETURNS jsonb
+CREATE FUNCTION public.respawn_workflow_run(p_instance_id uuid, p_run_id uuid, p_claim_token uuid, p_request uuid) RETURNS jsonb
     LANGUAGE plpgsql
     SET search_path TO ''
-    SET lock_timeout TO '8s'
+    SET lock_timeout TO '2s'
     AS $$
 declare
-  v_instance constant public.dispatcher_instances := dispatcher.running_instance(p_instance_id);
+  v_tick constant dispatcher.tick := dispatcher.tick_of(p_instance_id);
+  v_claimant dispatcher.claimant;
   v_run public.workflow_runs;
-  v_agent record;
-  v_gates record;
-  v_blocked text;
   v_wake public.agent_wakes;
-  v_estimates jsonb;
-  v_usd numeric;
-  v_tokens numeric;
-  v_verdict text := 'ok';
+  v_fault text;
 begin
+  if p_request is null then
+    return dispatcher.refuse_respawn(p_run_id, 'invalid');
+  end if;
   select * into v_wake from public.agent_wakes where claim_request = p_request and state in ('starting', 'running') limit 1;
-  if v_wake.id is not null then
+  if v_wake.id is not null then  -- asked before under the same request: the same grant
     select * into v_run from public.workflow_runs where id = v_wake.workflow_run_id;
-    return dispatcher.wake_grant(v_wake) || jsonb_build_object('run', dispatcher.workflow_run_json(v_run), 'timeout_seconds',
-                                                           extract(epoch from v_wake.deadline_at - now()) - 15);
+    return dispatcher.respawn_grant(v_wake, v_run);
   end if;
-  v_run := dispatcher.lock_workflow_run(v_instance.tenant_id, p_run_id);
-  if v_run.id is null or v_run.status <> 'running' or v_run.claim_token is distinct from p_claim_token
-     or v_run.last_heartbeat_at >= now() - make_interval(secs => dispatcher.orphan_after_seconds(p_settings)) then
-    return jsonb_build_object('granted', false, 'skip_reason', 'not_an_orphan', 'run_id', p_run_id);
+  v_run := dispatcher.lock_workflow_run(v_tick.tenant_id, p_run_id);
+  v_fault := dispatcher.fault_of_orphan(v_run, p_claim_token, v_tick.settings);
+  if v_fault is not null then
+    return dispatcher.refuse_respawn(p_run_id, v_fault);
   end if;
-  if exists (select from public.workflow_respawns where run_id = v_run.id and attempt = v_run.dispatch_attempts) then
-    return jsonb_build_object('granted', false, 'skip_reason', 'already_respawned', 'run_id', p_run_id);
-  end if;
-  select agent.id, agent.slug, agent.tenant_id, profile.department_id into v_agent from public.agents as agent
-    left join public.agent_profiles as profile on profile.tenant_id = agent.tenant_id and profile.agent_id = agent.slug
-   where agent.tenant_id = v_instance.tenant_id and agent.slug = v_run.owner_agent_id and agent.gateway_id = v_instance.gateway_id;
-  if v_agent.id is null then
-    return jsonb_build_object('granted', false, 'skip_reason', 'not_local', 'run_id', p_run_id);
-  end if;
-
-  -- From here on as any wake of the agent: the gateway's lock, the gates that are about the agent, the cap.
-  perform from public.dispatcher_gateways where gateway_id = v_instance.gateway_id for update;
-  insert into public.agent_wake_state (agent_id, tenant_id) values (v_agent.id, v_agent.tenant_id) on conflict do nothing;
-  perform from public.agent_wake_state where agent_id = v_agent.id for update;
-  v_gates := dispatcher.wake_gates(dispatcher.read_gate_facts(v_agent.id, dispatcher.settings_of_instance(p_instance_id)),
-                                   dispatcher.settings_of_instance(p_instance_id), true);
-  select reason into v_blocked from unnest(v_gates.blocked) as reason
-   where reason in ('stalled', 'wake_in_flight', 'agent_paused', 'active_lease', 'budget_exceeded', 'daily_limit') limit 1;
-  if v_blocked is null and dispatcher.live_wakes_of_gateway(v_instance.gateway_id) >= (dispatcher.settings_of_instance(p_instance_id)).max_concurrent_wakes then
-    v_blocked := 'concurrency_limit';
-  end if;
-  begin
-    -- What the lost session cost stays spent, reported or not: the new one needs room of its own.
-    v_estimates := dispatcher.workflow_estimates(v_instance.tenant_id, (dispatcher.workflow_settings(p_settings) ->> 'workflow_cost_estimate_usd')::numeric);
-    v_usd := dispatcher.workflow_estimate(v_estimates, v_run.workflow_type, 'usd');
-    v_tokens := dispatcher.workflow_estimate(v_estimates, v_run.workflow_type, 'tokens');
-    select gate.verdict into v_verdict from dispatcher.budget_verdict(
-      dispatcher.evaluate_budgets(v_instance.tenant_id, v_estimates), v_agent.slug, v_agent.department_id, v_run.workflow_type, v_usd, v_tokens) as gate;
-  exception when query_canceled or lock_not_available or deadlock_detected or serialization_failure then
-    raise;
-  when others then
-    v_verdict := 'ok';
-  end;
-  v_blocked := coalesce(v_blocked, case when v_verdict <> 'ok' then 'workflow_budget' end);
-  if v_blocked is not null then
-    return jsonb_build_object('granted', false, 'skip_reason', v_blocked, 'run_id', p_run_id, 'agent_id', v_agent.id, 'agent_slug', v_agent.slug);
-  end if;
-
-  insert into public.agent_wakes (tenant_id, agent_id, gateway_id, instance_id, claim_request, path, workflow_run_id, deadline_at)
-  values (v_agent.tenant_id, v_agent.id, v_instance.gateway_id, v_instance.id, p_request, 'workflow', v_run.id,
-          greatest(v_run.deadline_at, now()) + interval '20 seconds')  -- of its run; the process ends 15 s before, the run 5 s before that
-  returning * into v_wake;
-  update public.agent_wake_state set last_wake_id = v_wake.id, last_claimed_at = v_wake.claimed_at, updated_at = now() where agent_id = v_agent.id;
-  insert into public.workflow_respawns (run_id, attempt, tenant_id, wake_id, session_id, previous_session_id)
-  values (v_run.id, v_run.dispatch_attempts, v_run.tenant_id, v_wake.id, 'respawn-' || v_wake.id, v_run.session_id);
-  perform dispatcher.end_workflow_claim(v_run, 'orphaned');
-  perform dispatcher.settle_workflow_claim(v_run, 'orphaned');
-  -- A new owner with a new fence and a new account: the session that was lost can change nothing any more, should it come back.
-  update public.workflow_runs
-     set session_id = 'respawn-' || v_wake.id, claim_token = gen_random_uuid(), last_heartbeat_at = now(), wake_id = v_wake.id, reserved_usd = v_usd,
-         reserved_tokens = v_tokens, cost_estimate = null, input_tokens = null, output_tokens = null, cached_tokens = null, reported_at = null, accounted_at = null
-   where id = v_run.id returning * into v_run;
-  insert into public.workflow_claims (claim_token, tenant_id, run_id, workflow_type, agent_id, session_id, attempt)
-  values (v_run.claim_token, v_run.tenant_id, v_run.id, v_run.workflow_type, v_run.owner_agent_id, v_run.session_id, v_run.dispatch_attempts);
-  return dispatcher.wake_grant(v_wake) || jsonb_build_object('run', dispatcher.workflow_run_json(v_run), 'timeout_seconds',
-                                                         extract(epoch from v_wake.deadline_at - now()) - 15);
+  v_claimant := dispatcher.lock_gateway(p_instance_id);
+  perform set_config('lock_timeout', '100ms', true);
+  return dispatcher.respawn_locked_run(v_claimant, v_run, p_request);
+exception when lock_not_available then
+  return dispatcher.refuse_respawn(p_run_id, 'busy');
 end
 $$;
 
-COMMENT ON FUNCTION public.respawn_workflow_run(p_instance_id uuid, p_run_id uuid, p_claim_token uuid, p_settings jsonb, p_request uuid) IS 'Grants the one new process an orphan may have in this attempt, as a wake of its agent (path workflow) under the same cap, in-flight rule and budgets; the run gets a new session and fence. Else the reason: not_an_orphan, already_respawned, not_local, or a gate.';
+COMMENT ON FUNCTION public.respawn_workflow_run(p_instance_id uuid, p_run_id uuid, p_claim_token uuid, p_request uuid) IS 'Grants the one new process an orphan may have in this attempt, as a wake of its agent (path workflow) under the same cap, in-flight rule and budgets; the run gets a new session and fence. Else the reason: not_an_orphan, already_respawned, not_local, busy (another session holds a row that is needed), invalid, or a gate.';
 
 CREATE FUNCTION public.retry_workflow_run(p_tenant_id uuid, p_run_id uuid, p_actor text, p_reason text DEFAULT NULL::text) RETURNS jsonb
     LANGUAGE plpgsql
     SET search_path TO ''
-    SET lock_timeout TO '8s'
+    SET lock_timeout TO '2s'
     AS $$
 declare
-  v_before public.workflow_runs := dispatcher.lock_workflow_run(p_tenant_id, p_run_id);
+  v_before public.workflow_runs;
   v_run public.workflow_runs;
 begin
+  v_before := dispatcher.lock_workflow_run(p_tenant_id, p_run_id);
   if v_before.id is null then
-    return jsonb_build_object('applied', false, 'code', 'not_found', 'run_id', p_run_id);
+    return dispatcher.refuse_run(p_run_id, 'not_found');
   elsif v_before.status not in ('failed', 'timed_out') then
     return dispatcher.workflow_answer('not_failed', v_before);
   end if;
   -- What the failed try cost stays spent.
   perform dispatcher.settle_workflow_claim(v_before, v_before.status);
   perform dispatcher.note_workflow_actor(p_actor, coalesce(p_reason, 'override_failure'));
-  perform set_config('dispatcher.override_run', p_run_id::text, true);
-  update public.workflow_runs
-     set status = 'queued', dispatch_attempts = 0, release_count = 0, queued_at = now(), dispatched_at = null, claimed_at = null, claimed_by = null, started_at = null,
-         deadline_at = null, last_heartbeat_at = null, next_attempt_at = null, claim_token = null, session_id = null, wake_id = null, reserved_usd = null,
-         reserved_tokens = null, cost_estimate = null, input_tokens = null, output_tokens = null, cached_tokens = null, reported_at = null, accounted_at = null
-   where id = p_run_id returning * into v_run;
-  perform set_config('dispatcher.override_run', '', true);
-  delete from public.workflow_respawns where run_id = p_run_id;
-  delete from public.workflow_notifications where run_id = p_run_id;
-  perform dispatcher.audit_workflow_action(p_tenant_id, p_actor, 'override_failure', 'intervention', 'warning', 'run:' || p_run_id,
-                                       jsonb_build_object('status', v_before.status, 'last_error', v_before.last_error),
-                                       jsonb_build_object('status', v_run.status, 'reason', p_reason));
+  v_run := dispatcher.start_anew(v_before);
+  perform dispatcher.audit_workflow_action(
+    p_tenant_id, p_actor, 'override_failure', 'run:' || p_run_id,
+    jsonb_build_object('status', v_before.status, 'last_error', v_before.last_error),
+    jsonb_build_object('status', v_run.status, 'reason', left(p_reason, 4000)));
   return dispatcher.workflow_answer('ok', v_run);
+exception when lock_not_available then
+  return dispatcher.refuse_run(p_run_id, 'busy');
 end
 $$;
 
-COMMENT ON FUNCTION public.retry_workflow_run(p_tenant_id uuid, p_run_id uuid, p_actor text, p_reason text) IS 'override_failure: a failed or timed out run starts anew, with all its attempts; audited. The only way out of a final state.';
+COMMENT ON FUNCTION public.retry_workflow_run(p_tenant_id uuid, p_run_id uuid, p_actor text, p_reason text) IS 'override_failure: a failed or timed out run starts anew, with all its attempts; audited. The only way out of a final state. busy: another session holds the run, ask again.';
 
 CREATE FUNCTION public.seed_workflow_routes(p_tenant_id uuid) RETURNS jsonb
-    LANGUAGE sql
+    LANGUAGE plpgsql
     SET search_path TO ''
+    SET lock_timeout TO '3s'
     AS $$
-  with seeded as (
-    insert into public.workflow_agent_routing (tenant_id, workflow_type, agent_id)
-    select p_tenant_id, mapping.workflow_type, mapping.agent_id from (values
-      ('citation-improvement', 'affiliate-editorial'), ('affiliate-article', 'affiliate-editorial'), ('code-change', 'code-change'),
-      ('image-generation', 'comfyui-image-agent'), ('qa-review', 'qa-review'), ('incident-investigation', 'incident-investigation'),
-      ('system-improvement-scan', 'main'), ('improvement-suggestion', 'coder')) as mapping (workflow_type, agent_id)
-    on conflict (tenant_id, workflow_type) do nothing
-    returning workflow_type, agent_id)
-  select jsonb_build_object('code', 'ok', 'seeded', count(*), 'routes',
-           coalesce(jsonb_agg(jsonb_build_object('workflow_type', workflow_type, 'agent_id', agent_id) order by workflow_type), '[]')) from seeded
+declare
+  v_faults constant text[] := dispatcher.faults_of_tenant(p_tenant_id);
+begin
+  return case when cardinality(v_faults) > 0 then dispatcher.invalid(v_faults) else dispatcher.add_reference_routes(p_tenant_id) end;
+exception when lock_not_available then
+  return jsonb_build_object('applied', false, 'code', 'busy', 'seeded', 0, 'routes', jsonb_build_array());
+end
 $$;
 
-COMMENT ON FUNCTION public.seed_workflow_routes(p_tenant_id uuid) IS 'The reference routes, where a type has none yet.';
+COMMENT ON FUNCTION public.seed_workflow_routes(p_tenant_id uuid) IS 'The reference routes, where a type has none yet. busy: ask again.';
 
 CREATE FUNCTION public.set_budget(p_tenant_id uuid, p_name text, p_scope text, p_scope_id text, p_period text, p_cap_usd numeric, p_cap_tokens bigint, p_action text, p_timezone text DEFAULT 'UTC'::text, p_fail_closed boolean DEFAULT false, p_budget_id uuid DEFAULT NULL::uuid) RETURNS jsonb
     LANGUAGE plpgsql
     SET search_path TO ''
+    SET lock_timeout TO '3s'
     AS $$
 declare
-  v_faults text[] := '{}';
-  v_budget jsonb;
-  v_id uuid;
+  v_faults constant text[] := dispatcher.faults_of_budget(p_tenant_id, p_name, p_scope, p_scope_id, p_period, p_cap_usd, p_cap_tokens,
+                                                          p_action, p_timezone);
+  v_budget public.budgets;
 begin
-  if coalesce(btrim(p_name), '') = '' then v_faults := v_faults || 'name: empty'::text; end if;
-  if p_scope is null or p_scope not in ('agent', 'department', 'project', 'fleet') then v_faults := v_faults || 'scope: none of agent, department, project, fleet'::text; end if;
-  if (p_scope = 'fleet') <> (coalesce(p_scope_id, '') = '') then v_faults := v_faults || 'scope_id: needed for every scope but fleet, and only there'::text; end if;
-  if p_period is null or p_period not in ('daily', 'weekly', 'monthly') then v_faults := v_faults || 'period: none of daily, weekly, monthly'::text; end if;
-  if num_nonnulls(p_cap_usd, p_cap_tokens) <> 1 then v_faults := v_faults || 'cap: exactly one of cap_usd and cap_tokens'::text; end if;
-  if p_cap_usd < 0 or p_cap_usd = 'NaN' or p_cap_usd >= 100000000 then v_faults := v_faults || 'cap_usd: outside 0 to 99999999'::text; end if;
-  if p_cap_tokens < 0 then v_faults := v_faults || 'cap_tokens: below 0'::text; end if;
-  if p_action is null or p_action not in ('warn', 'pause_new_runs', 'hard_stop') then v_faults := v_faults || 'action: none of warn, pause_new_runs, hard_stop'::text; end if;
-  begin
-    perform now() at time zone coalesce(p_timezone, 'UTC');
-  exception when invalid_parameter_value then
-    v_faults := v_faults || 'timezone: not a known zone'::text;
-  end;
   if cardinality(v_faults) > 0 then
-    return jsonb_build_object('applied', false, 'code', 'invalid', 'faults', to_jsonb(v_faults));
+    return dispatcher.invalid(v_faults);
   end if;
-  begin
-    if p_budget_id is null then
-      select id into v_id from public.budgets
-       where tenant_id = p_tenant_id and active and scope = p_scope and coalesce(scope_id, '') = coalesce(p_scope_id, '') and period = p_period for update;
-    else
-      select id into v_id from public.budgets where tenant_id = p_tenant_id and id = p_budget_id for update;
-      if v_id is null then
-        return jsonb_build_object('applied', false, 'code', 'not_found', 'budget_id', p_budget_id);
-      end if;
-    end if;
-    if v_id is null then
-      insert into public.budgets (tenant_id, name, scope, scope_id, period, timezone, cap_usd, cap_tokens, action_on_exceed, fail_closed)
-      values (p_tenant_id, btrim(p_name), p_scope, nullif(p_scope_id, ''), p_period, coalesce(p_timezone, 'UTC'), p_cap_usd, p_cap_tokens, p_action, coalesce(p_fail_closed, false))
-      returning id into v_id;
-    else
-      update public.budgets
-         set name = btrim(p_name), scope = p_scope, scope_id = nullif(p_scope_id, ''), period = p_period, timezone = coalesce(p_timezone, 'UTC'), cap_usd = p_cap_usd,
-             cap_tokens = p_cap_tokens, action_on_exceed = p_action, fail_closed = coalesce(p_fail_closed, false), active = true, updated_at = now()
-       where id = v_id;
-    end if;
-  exception when unique_violation then
-    return jsonb_build_object('applied', false, 'code', 'exists', 'faults', jsonb_build_array('another active budget has this scope and period'));
-  end;
-  select to_jsonb(budget) - 'tenant_id' into v_budget from public.budgets as budget where budget.id = v_id;
-  return jsonb_build_object('applied', true, 'code', 'ok', 'budget', v_budget);
+  v_budget.id := dispatcher.lock_budget(p_tenant_id, p_scope, p_scope_id, p_period, p_budget_id);
+  if v_budget.id is null and p_budget_id is not null then
+    return jsonb_build_object('applied', false, 'code', 'not_found', 'budget_id', p_budget_id);
+  end if;
+  insert into public.budgets as budget (
+    id, tenant_id, name, scope, scope_id, period, timezone, cap_usd, cap_tokens, action_on_exceed, fail_closed)
+  values (coalesce(v_budget.id, gen_random_uuid()), p_tenant_id, btrim(p_name), p_scope, nullif(p_scope_id, ''), p_period,
+          coalesce(p_timezone, 'UTC'), p_cap_usd, p_cap_tokens, p_action, coalesce(p_fail_closed, false))
+  on conflict (id) do update
+     set name = excluded.name, scope = excluded.scope, scope_id = excluded.scope_id, period = excluded.period, timezone = excluded.timezone,
+         cap_usd = excluded.cap_usd, cap_tokens = excluded.cap_tokens, action_on_exceed = excluded.action_on_exceed,
+         fail_closed = excluded.fail_closed, active = true, updated_at = now()
+  returning * into v_budget;
+  return jsonb_build_object('applied', true, 'code', 'ok', 'budget', to_jsonb(v_budget) - 'tenant_id');
+exception when unique_violation then
+  return jsonb_build_object('applied', false, 'code', 'exists', 'faults', jsonb_build_array('another active budget has this scope and period'));
+when lock_not_available then
+  return jsonb_build_object('applied', false, 'code', 'busy', 'budget_id', p_budget_id);
 end
 $$;
 
-COMMENT ON FUNCTION public.set_budget(p_tenant_id uuid, p_name text, p_scope text, p_scope_id text, p_period text, p_cap_usd numeric, p_cap_tokens bigint, p_action text, p_timezone text, p_fail_closed boolean, p_budget_id uuid) IS 'Makes the active budget of a scope and period what is given (or the budget p_budget_id). Answers {applied, code: ok | invalid | exists | not_found, budget | faults}, every fault named.';
+COMMENT ON FUNCTION public.set_budget(p_tenant_id uuid, p_name text, p_scope text, p_scope_id text, p_period text, p_cap_usd numeric, p_cap_tokens bigint, p_action text, p_timezone text, p_fail_closed boolean, p_budget_id uuid) IS 'Makes the active budget of a scope and period what is given (or the budget p_budget_id). Answers {applied, code: ok | invalid | exists | not_found | busy, budget | faults}, every fault named; busy: another session holds the budget, ask again.';
 
 CREATE FUNCTION public.set_workflow_route(p_tenant_id uuid, p_workflow_type text, p_agent text, p_priority integer DEFAULT NULL::integer, p_max_concurrent integer DEFAULT NULL::integer, p_timeout_minutes integer DEFAULT NULL::integer) RETURNS jsonb
     LANGUAGE plpgsql
     SET search_path TO ''
+    SET lock_timeout TO '3s'
     AS $$
 declare
-  v_faults text[] := '{}';
+  v_faults constant text[] := dispatcher.faults_of_route(p_tenant_id, p_workflow_type, p_agent, p_priority, p_max_concurrent, p_timeout_minutes);
   v_route public.workflow_agent_routing;
 begin
-  if coalesce(btrim(p_workflow_type), '') = '' then v_faults := v_faults || 'workflow_type: empty'::text; end if;
-  if coalesce(btrim(p_agent), '') = '' then v_faults := v_faults || 'agent: empty'::text; end if;
-  if p_max_concurrent < 0 then v_faults := v_faults || 'max_concurrent: below 0'::text; end if;
-  if p_timeout_minutes < 1 then v_faults := v_faults || 'timeout_minutes: below 1'::text; end if;
   if cardinality(v_faults) > 0 then
-    return jsonb_build_object('applied', false, 'code', 'invalid', 'faults', to_jsonb(v_faults));
+    return dispatcher.invalid(v_faults);
   end if;
   insert into public.workflow_agent_routing as route (tenant_id, workflow_type, agent_id, priority, max_concurrent, timeout_minutes)
-  values (p_tenant_id, btrim(p_workflow_type), btrim(p_agent), coalesce(p_priority, 0), coalesce(p_max_concurrent, 1), coalesce(p_timeout_minutes, 60))
+  values (p_tenant_id, btrim(p_workflow_type), btrim(p_agent), coalesce(p_priority, 0), coalesce(p_max_concurrent, 1),
+          coalesce(p_timeout_minutes, 60))
   on conflict (tenant_id, workflow_type) do update
-     set agent_id = excluded.agent_id, priority = coalesce(p_priority, route.priority), max_concurrent = coalesce(p_max_concurrent, route.max_concurrent),
+     set agent_id = excluded.agent_id, priority = coalesce(p_priority, route.priority),
+         max_concurrent = coalesce(p_max_concurrent, route.max_concurrent),
          timeout_minutes = coalesce(p_timeout_minutes, route.timeout_minutes)
   returning * into v_route;
   return jsonb_build_object('applied', true, 'code', 'ok', 'route', to_jsonb(v_route) - 'tenant_id');
+exception when lock_not_available then
+  return jsonb_build_object('applied', false, 'code', 'busy', 'workflow_type', p_workflow_type);
 end
 $$;
 
-COMMENT ON FUNCTION public.set_workflow_route(p_tenant_id uuid, p_workflow_type text, p_agent text, p_priority integer, p_max_concurrent integer, p_timeout_minutes integer) IS 'Routes a workflow type to an agent; what is not given keeps its value (else 0, 1 and 60). max_concurrent 0 disables it.';
+COMMENT ON FUNCTION public.set_workflow_route(p_tenant_id uuid, p_workflow_type text, p_agent text, p_priority integer, p_max_concurrent integer, p_timeout_minutes integer) IS 'Routes a workflow type to an agent; what is not given keeps its value (else 0, 1 and 60). max_concurrent 0 disables it. invalid names every fault; busy: another session holds the route, ask again.';
 
 CREATE FUNCTION public.show_workflow_run(p_tenant_id uuid, p_run_id uuid) RETURNS jsonb
     LANGUAGE sql STABLE
@@ -5850,15 +6991,19 @@ CREATE FUNCTION public.workflow_stats(p_tenant_id uuid) RETURNS jsonb
                   'workflow_type', types.workflow_type, 'agent_id', route.agent_id, 'priority', route.priority, 'max_concurrent', route.max_concurrent,
                   'timeout_minutes', route.timeout_minutes, 'queued', coalesce(types.queued, 0), 'active', coalesce(types.active, 0),
                   'held_by', case when types.queued > 0 then coalesce(tick.held_by -> types.workflow_type, '[]') else '[]' end,
-                  'oldest_queued_seconds', round(extract(epoch from now() - types.oldest))) order by types.workflow_type), '[]')
+                  'oldest_queued_seconds', round(-dispatcher.seconds_until(types.oldest))) order by types.workflow_type), '[]')
                   from (select coalesce(open.workflow_type, routed.workflow_type) as workflow_type, open.queued, open.active, open.oldest
-                          from (select workflow_type, count(*) filter (where status = 'queued') as queued, count(*) filter (where status <> 'queued') as active,
-                                       min(queued_at) filter (where status = 'queued') as oldest
+                          from (select workflow_type, count(*) filter (where status = 'queued') as queued,
+                                       count(*) filter (where status <> 'queued') as active,
+                                       min(queued_at) filter (where status = 'queued' and isfinite(queued_at)) as oldest
                                   from public.workflow_runs where tenant_id = p_tenant_id
-                                   and (status in ('queued', 'dispatched', 'claimed', 'running') or paused_from in ('dispatched', 'claimed', 'running'))
+                                   and (status in ('queued', 'dispatched', 'claimed', 'running')
+                                        or paused_from in ('dispatched', 'claimed', 'running'))
                                  group by workflow_type) as open
-                          full join (select workflow_type from public.workflow_agent_routing where tenant_id = p_tenant_id) as routed using (workflow_type)) as types
-                  left join public.workflow_agent_routing as route on route.tenant_id = p_tenant_id and route.workflow_type = types.workflow_type
+                          full join (select workflow_type from public.workflow_agent_routing where tenant_id = p_tenant_id) as routed
+                               using (workflow_type)) as types
+                  left join public.workflow_agent_routing as route
+                    on route.tenant_id = p_tenant_id and route.workflow_type = types.workflow_type
                   left join (select last_tick -> 'held_by' as held_by from public.dispatcher_instances
                               where tenant_id = p_tenant_id and last_tick is not null order by last_tick ->> 'at' desc limit 1) as tick on true),
     'no_route', (select count(*) from public.workflow_runs as run where run.tenant_id = p_tenant_id and run.status = 'queued' and run.pinned_agent_id is null
@@ -5866,7 +7011,7 @@ CREATE FUNCTION public.workflow_stats(p_tenant_id uuid) RETURNS jsonb
     'finished_last_24h', (select coalesce(jsonb_object_agg(recent.status, recent.number), '{}')
                             from (select status, count(*) as number from public.workflow_runs
                                    where tenant_id = p_tenant_id and finished_at > now() - interval '24 hours' group by status) as recent),
-    'cost_last_24h_usd', (select coalesce(sum(cost_estimate) filter (where cost_estimate >= 0 and cost_estimate <> 'NaN'), 0) from public.workflow_runs
+    'cost_last_24h_usd', (select coalesce(sum(dispatcher.known_cost(cost_estimate)), 0) from public.workflow_runs
                            where tenant_id = p_tenant_id and accounted_at > now() - interval '24 hours'),
     'notifications', (select coalesce(jsonb_object_agg(noted.state, noted.number), '{}')
                         from (select state, count(*) as number from public.workflow_notifications where tenant_id = p_tenant_id group by state) as noted),
@@ -5932,6 +7077,51 @@ CREATE TABLE dispatcher.owned_objects (
 );
 
 COMMENT ON TABLE dispatcher.owned_objects IS 'What we made under names of YourHQ''s because nothing had them. Only these get rights, policies and repairs from us. Written in the transaction that creates them.';
+
+CREATE TABLE public.workflow_claims (
+    claim_token uuid NOT NULL,
+    tenant_id uuid NOT NULL,
+    run_id uuid NOT NULL,
+    workflow_type text NOT NULL,
+    agent_id text,
+    session_id text NOT NULL,
+    attempt integer NOT NULL,
+    claimed_at timestamp with time zone DEFAULT now() NOT NULL,
+    ended_at timestamp with time zone,
+    ended_as text,
+    wake_id uuid,
+    worked_at timestamp with time zone,
+    cost_usd numeric(12,6),
+    tokens bigint,
+    accounted_at timestamp with time zone,
+    CONSTRAINT workflow_claims_ended_as_something CHECK (((ended_at IS NULL) = (ended_as IS NULL)))
+);
+
+COMMENT ON TABLE public.workflow_claims IS 'Every claim of a run: which session held which attempt and how that ended. Costs of a claim that was lost are booked here, once.';
+
+COMMENT ON COLUMN public.workflow_claims.wake_id IS 'The wake it was made in. No foreign key, as for workflow_runs.wake_id: its check would wait for whoever holds the wake.';
+
+CREATE VIEW dispatcher.taken_wakes WITH (security_invoker='true') AS
+ SELECT wake.id AS wake_id,
+    wake.tenant_id,
+    wake.gateway_id,
+    wake.instance_id,
+    format('run %s is %s'::text, run.id,
+        CASE claim.ended_as
+            WHEN 'no heartbeat'::text THEN 'released'::text
+            WHEN 'orphaned'::text THEN 'given to another'::text
+            ELSE COALESCE(claim.ended_as,
+            CASE
+                WHEN (run.finished_at IS NOT NULL) THEN run.status
+                ELSE 'taken away'::text
+            END)
+        END) AS cause
+   FROM ((public.agent_wakes wake
+     JOIN public.workflow_claims claim ON ((claim.wake_id = wake.id)))
+     JOIN public.workflow_runs run ON ((run.id = claim.run_id)))
+  WHERE ((wake.state = ANY (ARRAY['starting'::text, 'running'::text])) AND ((claim.ended_as = ANY (ARRAY['cancelled'::text, 'timed_out'::text, 'no heartbeat'::text, 'orphaned'::text])) OR ((claim.ended_at IS NULL) AND ((run.status = ANY (ARRAY['cancelled'::text, 'timed_out'::text])) OR (run.claim_token IS DISTINCT FROM claim.claim_token)))));
+
+COMMENT ON VIEW dispatcher.taken_wakes IS 'Live wakes whose run was ended or taken away from outside: their processes are to be stopped. A run that its own agent ended is none.';
 
 CREATE TABLE public.agent_budgets (
     agent_id uuid NOT NULL,
@@ -6310,49 +7500,6 @@ ALTER TABLE public.workflow_audit_log ALTER COLUMN id ADD GENERATED ALWAYS AS ID
     CACHE 1
 );
 
-CREATE TABLE public.workflow_claims (
-    claim_token uuid NOT NULL,
-    tenant_id uuid NOT NULL,
-    run_id uuid NOT NULL,
-    workflow_type text NOT NULL,
-    agent_id text,
-    session_id text NOT NULL,
-    attempt integer NOT NULL,
-    claimed_at timestamp with time zone DEFAULT now() NOT NULL,
-    ended_at timestamp with time zone,
-    ended_as text,
-    wake_id uuid,
-    worked_at timestamp with time zone,
-    cost_usd numeric(12,6),
-    tokens bigint,
-    accounted_at timestamp with time zone,
-    CONSTRAINT workflow_claims_ended_as_something CHECK (((ended_at IS NULL) = (ended_as IS NULL)))
-);
-
-COMMENT ON TABLE public.workflow_claims IS 'Every claim of a run: which session held which attempt and how that ended. Costs of a claim that was lost are booked here, once.';
-
-CREATE TABLE public.workflow_notifications (
-    id uuid DEFAULT gen_random_uuid() NOT NULL,
-    tenant_id uuid NOT NULL,
-    run_id uuid NOT NULL,
-    attempt integer NOT NULL,
-    agent_id text NOT NULL,
-    gateway_id uuid,
-    state text DEFAULT 'pending'::text NOT NULL,
-    tries integer DEFAULT 0 NOT NULL,
-    next_try_at timestamp with time zone DEFAULT now() NOT NULL,
-    claim_token uuid,
-    claimed_until timestamp with time zone,
-    last_error text,
-    sent_at timestamp with time zone,
-    created_at timestamp with time zone DEFAULT now() NOT NULL,
-    CONSTRAINT workflow_notifications_sending_is_claimed CHECK (((state = 'sending'::text) = ((claim_token IS NOT NULL) AND (claimed_until IS NOT NULL)))),
-    CONSTRAINT workflow_notifications_sent_has_time CHECK (((state = 'sent'::text) = (sent_at IS NOT NULL))),
-    CONSTRAINT workflow_notifications_state_check CHECK ((state = ANY (ARRAY['pending'::text, 'sending'::text, 'sent'::text, 'failed'::text, 'obsolete'::text])))
-);
-
-COMMENT ON TABLE public.workflow_notifications IS 'The outbox: one row per dispatch, to be told to its agent by the daemon of its gateway (any daemon of the tenant where the agent has none).';
-
 CREATE TABLE public.workflow_respawns (
     run_id uuid NOT NULL,
     attempt integer NOT NULL,
@@ -6364,20 +7511,6 @@ CREATE TABLE public.workflow_respawns (
 );
 
 COMMENT ON TABLE public.workflow_respawns IS 'Orphans that were spawned again: at most one row per attempt of a run, whatever restarts in between.';
-
-CREATE TABLE public.workflow_run_events (
-    id bigint NOT NULL,
-    tenant_id uuid NOT NULL,
-    run_id uuid NOT NULL,
-    from_status text NOT NULL,
-    to_status text NOT NULL,
-    attempt integer NOT NULL,
-    actor text,
-    reason text,
-    at timestamp with time zone DEFAULT clock_timestamp() NOT NULL
-);
-
-COMMENT ON TABLE public.workflow_run_events IS 'One row per transition of a run, written by trigger. Append-only.';
 
 ALTER TABLE public.workflow_run_events ALTER COLUMN id ADD GENERATED ALWAYS AS IDENTITY (
     SEQUENCE NAME public.workflow_run_events_id_seq
@@ -6574,8 +7707,6 @@ CREATE INDEX agent_wakes_live_by_gateway ON public.agent_wakes USING btree (gate
 
 CREATE UNIQUE INDEX agent_wakes_one_live_per_agent ON public.agent_wakes USING btree (agent_id) WHERE (state = ANY (ARRAY['starting'::text, 'running'::text]));
 
-CREATE INDEX agent_wakes_to_stop ON public.agent_wakes USING btree (instance_id) WHERE ((stop_cause IS NOT NULL) AND (ended_at IS NULL));
-
 CREATE UNIQUE INDEX budgets_one_active ON public.budgets USING btree (tenant_id, scope, COALESCE(scope_id, ''::text), period) WHERE active;
 
 CREATE INDEX dispatcher_faults_by_tenant ON public.dispatcher_faults USING btree (tenant_id, side_write, at DESC);
@@ -6632,15 +7763,15 @@ CREATE INDEX workflow_runs_held_active ON public.workflow_runs USING btree (tena
 
 CREATE INDEX workflow_runs_newest ON public.workflow_runs USING btree (tenant_id, created_at DESC);
 
+CREATE INDEX workflow_runs_no_route ON public.workflow_runs USING btree (tenant_id, workflow_type) WHERE ((status = 'queued'::text) AND (blocker_type = 'no_route'::text));
+
 CREATE UNIQUE INDEX workflow_runs_once ON public.workflow_runs USING btree (tenant_id, request_key) WHERE (request_key IS NOT NULL);
 
 CREATE INDEX workflow_runs_queued ON public.workflow_runs USING btree (tenant_id, workflow_type, priority, queued_at) WHERE (status = 'queued'::text);
 
 CREATE INDEX workflow_runs_reported ON public.workflow_runs USING btree (tenant_id, workflow_type, reported_at DESC) WHERE ((reported_at IS NOT NULL) AND (finished_at IS NOT NULL));
 
-CREATE INDEX workflow_runs_unrouted ON public.workflow_runs USING btree (tenant_id) WHERE ((status = 'queued'::text) AND (blocker_type = 'no_route'::text));
-
-CREATE TRIGGER budgets_hint AFTER UPDATE ON public.budgets FOR EACH ROW WHEN (((old.cap_usd IS DISTINCT FROM new.cap_usd) OR (old.cap_tokens IS DISTINCT FROM new.cap_tokens) OR (old.active IS DISTINCT FROM new.active) OR (old.action_on_exceed IS DISTINCT FROM new.action_on_exceed))) EXECUTE FUNCTION dispatcher.hint_workflow_rules();
+CREATE TRIGGER budgets_hint AFTER UPDATE ON public.budgets REFERENCING NEW TABLE AS new_rules FOR EACH STATEMENT EXECUTE FUNCTION dispatcher.hint_workflow_rules();
 
 CREATE TRIGGER dispatcher_agent_hint AFTER UPDATE OF status, gateway_id ON public.agents FOR EACH ROW WHEN (((old.status IS DISTINCT FROM new.status) OR (old.gateway_id IS DISTINCT FROM new.gateway_id))) EXECUTE FUNCTION dispatcher.hint_agent_change();
 
@@ -6650,7 +7781,9 @@ CREATE TRIGGER dispatcher_inbox_insert_hint AFTER INSERT ON public.agent_inbox_i
 
 CREATE TRIGGER dispatcher_inbox_update_hint AFTER UPDATE ON public.agent_inbox_items REFERENCING OLD TABLE AS old_items NEW TABLE AS new_items FOR EACH STATEMENT EXECUTE FUNCTION dispatcher.hint_inbox_update();
 
-CREATE TRIGGER workflow_agent_routing_hint AFTER INSERT OR UPDATE ON public.workflow_agent_routing FOR EACH ROW EXECUTE FUNCTION dispatcher.hint_workflow_rules();
+CREATE TRIGGER workflow_agent_routing_insert_hint AFTER INSERT ON public.workflow_agent_routing REFERENCING NEW TABLE AS new_rules FOR EACH STATEMENT EXECUTE FUNCTION dispatcher.hint_workflow_rules();
+
+CREATE TRIGGER workflow_agent_routing_update_hint AFTER UPDATE ON public.workflow_agent_routing REFERENCING NEW TABLE AS new_rules FOR EACH STATEMENT EXECUTE FUNCTION dispatcher.hint_workflow_rules();
 
 CREATE TRIGGER workflow_run_events_append_only BEFORE UPDATE ON public.workflow_run_events FOR EACH ROW EXECUTE FUNCTION dispatcher.refuse_workflow_event_change();
 
@@ -6660,9 +7793,9 @@ CREATE TRIGGER workflow_runs_insert_hint AFTER INSERT ON public.workflow_runs RE
 
 CREATE TRIGGER workflow_runs_prepare BEFORE INSERT ON public.workflow_runs FOR EACH ROW EXECUTE FUNCTION dispatcher.prepare_workflow_run();
 
-CREATE TRIGGER workflow_runs_record AFTER UPDATE ON public.workflow_runs FOR EACH ROW WHEN (((old.status IS DISTINCT FROM new.status) OR (old.dispatch_attempts IS DISTINCT FROM new.dispatch_attempts))) EXECUTE FUNCTION dispatcher.record_workflow_transition();
+CREATE TRIGGER workflow_runs_record AFTER UPDATE ON public.workflow_runs REFERENCING OLD TABLE AS old_runs NEW TABLE AS new_runs FOR EACH STATEMENT EXECUTE FUNCTION dispatcher.record_workflow_transition();
 
-CREATE TRIGGER workflow_runs_update_hint AFTER UPDATE OF status ON public.workflow_runs FOR EACH ROW WHEN (((old.status IS DISTINCT FROM new.status) AND (new.status = ANY (ARRAY['queued'::text, 'completed'::text, 'failed'::text, 'timed_out'::text, 'cancelled'::text])))) EXECUTE FUNCTION dispatcher.hint_workflow_update();
+CREATE TRIGGER workflow_runs_update_hint AFTER UPDATE ON public.workflow_runs REFERENCING OLD TABLE AS old_runs NEW TABLE AS new_runs FOR EACH STATEMENT EXECUTE FUNCTION dispatcher.hint_workflow_update();
 
 ALTER TABLE ONLY public.agent_budgets
     ADD CONSTRAINT agent_budgets_agent_id_fkey FOREIGN KEY (agent_id) REFERENCES public.agents(id) ON DELETE CASCADE;
@@ -6838,9 +7971,6 @@ ALTER TABLE ONLY public.workflow_claims
 ALTER TABLE ONLY public.workflow_claims
     ADD CONSTRAINT workflow_claims_tenant_id_fkey FOREIGN KEY (tenant_id) REFERENCES public.tenants(id) ON DELETE CASCADE;
 
-ALTER TABLE ONLY public.workflow_claims
-    ADD CONSTRAINT workflow_claims_wake_id_fkey FOREIGN KEY (wake_id) REFERENCES public.agent_wakes(id) ON DELETE SET NULL;
-
 ALTER TABLE ONLY public.workflow_notifications
     ADD CONSTRAINT workflow_notifications_gateway_id_fkey FOREIGN KEY (gateway_id) REFERENCES public.gateways(id) ON DELETE CASCADE;
 
@@ -6867,9 +7997,6 @@ ALTER TABLE ONLY public.workflow_run_events
 
 ALTER TABLE ONLY public.workflow_runs
     ADD CONSTRAINT workflow_runs_tenant_id_fkey FOREIGN KEY (tenant_id) REFERENCES public.tenants(id) ON DELETE CASCADE;
-
-ALTER TABLE ONLY public.workflow_runs
-    ADD CONSTRAINT workflow_runs_wake_id_fkey FOREIGN KEY (wake_id) REFERENCES public.agent_wakes(id) ON DELETE SET NULL;
 
 ALTER TABLE ONLY public.workspace
     ADD CONSTRAINT workspace_tenant_id_fkey FOREIGN KEY (tenant_id) REFERENCES public.tenants(id) ON DELETE CASCADE;
@@ -7002,6 +8129,15 @@ GRANT USAGE ON SCHEMA public TO service_role;
 
 GRANT ALL ON TABLE public.dispatcher_settings TO service_role;
 
+REVOKE ALL ON FUNCTION dispatcher.active_runs(p_tenant_id uuid) FROM PUBLIC;
+GRANT ALL ON FUNCTION dispatcher.active_runs(p_tenant_id uuid) TO service_role;
+
+REVOKE ALL ON FUNCTION dispatcher.add_reference_routes(p_tenant_id uuid) FROM PUBLIC;
+GRANT ALL ON FUNCTION dispatcher.add_reference_routes(p_tenant_id uuid) TO service_role;
+
+REVOKE ALL ON FUNCTION dispatcher.add_stopped_runs(p_budget dispatcher.evaluated_budget, p_run_ids uuid[]) FROM PUBLIC;
+GRANT ALL ON FUNCTION dispatcher.add_stopped_runs(p_budget dispatcher.evaluated_budget, p_run_ids uuid[]) TO service_role;
+
 REVOKE ALL ON FUNCTION dispatcher.agents_to_settle(p_sweeper dispatcher.claimant, p_limit integer) FROM PUBLIC;
 GRANT ALL ON FUNCTION dispatcher.agents_to_settle(p_sweeper dispatcher.claimant, p_limit integer) TO service_role;
 
@@ -7011,8 +8147,8 @@ GRANT ALL ON FUNCTION dispatcher.agents_with_work(p_sweeper dispatcher.claimant,
 REVOKE ALL ON FUNCTION dispatcher.apply_report(p_report jsonb) FROM PUBLIC;
 GRANT ALL ON FUNCTION dispatcher.apply_report(p_report jsonb) TO service_role;
 
-REVOKE ALL ON FUNCTION dispatcher.audit_workflow_action(p_tenant_id uuid, p_actor text, p_action text, p_class text, p_severity text, p_target text, p_before jsonb, p_after jsonb, p_allowed boolean) FROM PUBLIC;
-GRANT ALL ON FUNCTION dispatcher.audit_workflow_action(p_tenant_id uuid, p_actor text, p_action text, p_class text, p_severity text, p_target text, p_before jsonb, p_after jsonb, p_allowed boolean) TO service_role;
+REVOKE ALL ON FUNCTION dispatcher.audit_workflow_action(p_tenant_id uuid, p_actor text, p_action text, p_target text, p_before jsonb, p_after jsonb, p_allowed boolean) FROM PUBLIC;
+GRANT ALL ON FUNCTION dispatcher.audit_workflow_action(p_tenant_id uuid, p_actor text, p_action text, p_target text, p_before jsonb, p_after jsonb, p_allowed boolean) TO service_role;
 
 REVOKE ALL ON FUNCTION dispatcher.base_objects() FROM PUBLIC;
 GRANT ALL ON FUNCTION dispatcher.base_objects() TO service_role;
@@ -7035,26 +8171,29 @@ GRANT ALL ON FUNCTION dispatcher.broadcast_budget_event(p_tenant_id uuid, p_fram
 REVOKE ALL ON FUNCTION dispatcher.broadcast_hints_available() FROM PUBLIC;
 GRANT ALL ON FUNCTION dispatcher.broadcast_hints_available() TO service_role;
 
+REVOKE ALL ON FUNCTION dispatcher.broken_budgets(p_budgets dispatcher.evaluated_budget[]) FROM PUBLIC;
+GRANT ALL ON FUNCTION dispatcher.broken_budgets(p_budgets dispatcher.evaluated_budget[]) TO service_role;
+
 REVOKE ALL ON FUNCTION dispatcher.budget_blocks(p_agent_id uuid, p_now timestamp with time zone) FROM PUBLIC;
 GRANT ALL ON FUNCTION dispatcher.budget_blocks(p_agent_id uuid, p_now timestamp with time zone) TO service_role;
 
-REVOKE ALL ON FUNCTION dispatcher.budget_frame(p_budget jsonb, p_kind text) FROM PUBLIC;
-GRANT ALL ON FUNCTION dispatcher.budget_frame(p_budget jsonb, p_kind text) TO service_role;
-
-REVOKE ALL ON FUNCTION dispatcher.budget_holds(p_budgets jsonb, p_groups jsonb) FROM PUBLIC;
-GRANT ALL ON FUNCTION dispatcher.budget_holds(p_budgets jsonb, p_groups jsonb) TO service_role;
+REVOKE ALL ON FUNCTION dispatcher.budget_frame(p_budget dispatcher.evaluated_budget, p_kind text) FROM PUBLIC;
+GRANT ALL ON FUNCTION dispatcher.budget_frame(p_budget dispatcher.evaluated_budget, p_kind text) TO service_role;
 
 REVOKE ALL ON FUNCTION dispatcher.budget_periods(p_tenant_id uuid, p_now timestamp with time zone) FROM PUBLIC;
 GRANT ALL ON FUNCTION dispatcher.budget_periods(p_tenant_id uuid, p_now timestamp with time zone) TO service_role;
 
-REVOKE ALL ON FUNCTION dispatcher.budget_states(p_budgets jsonb) FROM PUBLIC;
-GRANT ALL ON FUNCTION dispatcher.budget_states(p_budgets jsonb) TO service_role;
+REVOKE ALL ON FUNCTION dispatcher.budget_verdict(p_budgets dispatcher.evaluated_budget[], p_agent_id text, p_department_id text, p_workflow_type text, p_usd numeric, p_tokens numeric, OUT verdict text, OUT holders uuid[], OUT warned integer) FROM PUBLIC;
+GRANT ALL ON FUNCTION dispatcher.budget_verdict(p_budgets dispatcher.evaluated_budget[], p_agent_id text, p_department_id text, p_workflow_type text, p_usd numeric, p_tokens numeric, OUT verdict text, OUT holders uuid[], OUT warned integer) TO service_role;
 
-REVOKE ALL ON FUNCTION dispatcher.budget_verdict(p_budgets jsonb, p_agent_id text, p_department_id text, p_workflow_type text, p_usd numeric, p_tokens numeric, OUT verdict text, OUT holders uuid[], OUT warned integer) FROM PUBLIC;
-GRANT ALL ON FUNCTION dispatcher.budget_verdict(p_budgets jsonb, p_agent_id text, p_department_id text, p_workflow_type text, p_usd numeric, p_tokens numeric, OUT verdict text, OUT holders uuid[], OUT warned integer) TO service_role;
+REVOKE ALL ON FUNCTION dispatcher.budgets_named(p_tenant_id uuid, p_budget text, OUT active jsonb, OUT is_known boolean) FROM PUBLIC;
+GRANT ALL ON FUNCTION dispatcher.budgets_named(p_tenant_id uuid, p_budget text, OUT active jsonb, OUT is_known boolean) TO service_role;
 
 REVOKE ALL ON FUNCTION dispatcher.busy_agent(p_agent_id uuid) FROM PUBLIC;
 GRANT ALL ON FUNCTION dispatcher.busy_agent(p_agent_id uuid) TO service_role;
+
+REVOKE ALL ON FUNCTION dispatcher.cap_of(p_budget dispatcher.evaluated_budget) FROM PUBLIC;
+GRANT ALL ON FUNCTION dispatcher.cap_of(p_budget dispatcher.evaluated_budget) TO service_role;
 
 REVOKE ALL ON FUNCTION dispatcher.chained_items(p_sweeper dispatcher.claimant, p_limit integer) FROM PUBLIC;
 GRANT ALL ON FUNCTION dispatcher.chained_items(p_sweeper dispatcher.claimant, p_limit integer) TO service_role;
@@ -7067,6 +8206,9 @@ GRANT ALL ON FUNCTION dispatcher.claim_one_wake(p_claimant dispatcher.claimant, 
 
 REVOKE ALL ON FUNCTION dispatcher.claim_waiting_wakes(p_instance_id uuid, p_limit integer, p_request uuid) FROM PUBLIC;
 GRANT ALL ON FUNCTION dispatcher.claim_waiting_wakes(p_instance_id uuid, p_limit integer, p_request uuid) TO service_role;
+
+REVOKE ALL ON FUNCTION dispatcher.claimed_answer(p_code text, p_run public.workflow_runs) FROM PUBLIC;
+GRANT ALL ON FUNCTION dispatcher.claimed_answer(p_code text, p_run public.workflow_runs) TO service_role;
 
 REVOKE ALL ON FUNCTION dispatcher.clean_inbox_reason(p_reason text) FROM PUBLIC;
 GRANT ALL ON FUNCTION dispatcher.clean_inbox_reason(p_reason text) TO service_role;
@@ -7086,20 +8228,32 @@ GRANT SELECT ON TABLE public.agent_wakes TO authenticated;
 REVOKE ALL ON FUNCTION dispatcher.dead_letters_of_wake(p_wake public.agent_wakes, p_known uuid[]) FROM PUBLIC;
 GRANT ALL ON FUNCTION dispatcher.dead_letters_of_wake(p_wake public.agent_wakes, p_known uuid[]) TO service_role;
 
+REVOKE ALL ON FUNCTION dispatcher.deadline_of_run(p_claimed_at timestamp with time zone, p_minutes integer) FROM PUBLIC;
+GRANT ALL ON FUNCTION dispatcher.deadline_of_run(p_claimed_at timestamp with time zone, p_minutes integer) TO service_role;
+
 REVOKE ALL ON FUNCTION dispatcher.depth_of_post(p_wake public.agent_wakes) FROM PUBLIC;
 GRANT ALL ON FUNCTION dispatcher.depth_of_post(p_wake public.agent_wakes) TO service_role;
 
-REVOKE ALL ON FUNCTION dispatcher.dispatch_queued_runs(p_tenant_id uuid, p_settings jsonb, p_estimates jsonb, p_budgets jsonb) FROM PUBLIC;
-GRANT ALL ON FUNCTION dispatcher.dispatch_queued_runs(p_tenant_id uuid, p_settings jsonb, p_estimates jsonb, p_budgets jsonb) TO service_role;
+REVOKE ALL ON FUNCTION dispatcher.dispatch_queued_runs(p_tick dispatcher.tick) FROM PUBLIC;
+GRANT ALL ON FUNCTION dispatcher.dispatch_queued_runs(p_tick dispatcher.tick) TO service_role;
 
-REVOKE ALL ON FUNCTION dispatcher.dispatch_workflow_run(p_run_id uuid, p_agent_id text, p_usd numeric, p_tokens numeric) FROM PUBLIC;
-GRANT ALL ON FUNCTION dispatcher.dispatch_workflow_run(p_run_id uuid, p_agent_id text, p_usd numeric, p_tokens numeric) TO service_role;
+REVOKE ALL ON FUNCTION dispatcher.dispatch_runs(p_runs dispatcher.run_choice[]) FROM PUBLIC;
+GRANT ALL ON FUNCTION dispatcher.dispatch_runs(p_runs dispatcher.run_choice[]) TO service_role;
 
 REVOKE ALL ON FUNCTION dispatcher.dispatcher_gateway_topic(p_gateway_id uuid) FROM PUBLIC;
 GRANT ALL ON FUNCTION dispatcher.dispatcher_gateway_topic(p_gateway_id uuid) TO service_role;
 
+REVOKE ALL ON FUNCTION dispatcher.drop_notifications(p_run_ids uuid[]) FROM PUBLIC;
+GRANT ALL ON FUNCTION dispatcher.drop_notifications(p_run_ids uuid[]) TO service_role;
+
+REVOKE ALL ON FUNCTION dispatcher.drop_outdated_notifications(p_tenant_id uuid, p_limit integer) FROM PUBLIC;
+GRANT ALL ON FUNCTION dispatcher.drop_outdated_notifications(p_tenant_id uuid, p_limit integer) TO service_role;
+
 REVOKE ALL ON FUNCTION dispatcher.drop_retired_objects() FROM PUBLIC;
 GRANT ALL ON FUNCTION dispatcher.drop_retired_objects() TO service_role;
+
+REVOKE ALL ON FUNCTION dispatcher.due_queue(p_tenant_id uuid) FROM PUBLIC;
+GRANT ALL ON FUNCTION dispatcher.due_queue(p_tenant_id uuid) TO service_role;
 
 REVOKE ALL ON FUNCTION dispatcher.end_wake(p_wake_id uuid, p_claim_token uuid, p_ending text, p_exit_code integer, p_error text) FROM PUBLIC;
 GRANT ALL ON FUNCTION dispatcher.end_wake(p_wake_id uuid, p_claim_token uuid, p_ending text, p_exit_code integer, p_error text) TO service_role;
@@ -7107,17 +8261,14 @@ GRANT ALL ON FUNCTION dispatcher.end_wake(p_wake_id uuid, p_claim_token uuid, p_
 REVOKE ALL ON FUNCTION dispatcher.end_workflow_claim(p_run public.workflow_runs, p_as text) FROM PUBLIC;
 GRANT ALL ON FUNCTION dispatcher.end_workflow_claim(p_run public.workflow_runs, p_as text) TO service_role;
 
-REVOKE ALL ON FUNCTION dispatcher.enforce_budgets(p_tenant_id uuid, p_budgets jsonb, p_estimates jsonb, OUT stopped integer, OUT budgets jsonb, OUT event_error text) FROM PUBLIC;
-GRANT ALL ON FUNCTION dispatcher.enforce_budgets(p_tenant_id uuid, p_budgets jsonb, p_estimates jsonb, OUT stopped integer, OUT budgets jsonb, OUT event_error text) TO service_role;
-
 REVOKE ALL ON FUNCTION dispatcher.ensure_type(p_name text, p_attributes text) FROM PUBLIC;
 GRANT ALL ON FUNCTION dispatcher.ensure_type(p_name text, p_attributes text) TO service_role;
 
 REVOKE ALL ON FUNCTION dispatcher.escalate_leased_item(p_item_id uuid, p_reason text) FROM PUBLIC;
 GRANT ALL ON FUNCTION dispatcher.escalate_leased_item(p_item_id uuid, p_reason text) TO service_role;
 
-REVOKE ALL ON FUNCTION dispatcher.evaluate_budgets(p_tenant_id uuid, p_estimates jsonb, p_now timestamp with time zone) FROM PUBLIC;
-GRANT ALL ON FUNCTION dispatcher.evaluate_budgets(p_tenant_id uuid, p_estimates jsonb, p_now timestamp with time zone) TO service_role;
+REVOKE ALL ON FUNCTION dispatcher.evaluate_budgets(p_tenant_id uuid, p_estimates jsonb, p_action text, p_now timestamp with time zone) FROM PUBLIC;
+GRANT ALL ON FUNCTION dispatcher.evaluate_budgets(p_tenant_id uuid, p_estimates jsonb, p_action text, p_now timestamp with time zone) TO service_role;
 
 REVOKE ALL ON FUNCTION dispatcher.expected_objects() FROM PUBLIC;
 GRANT ALL ON FUNCTION dispatcher.expected_objects() TO service_role;
@@ -7127,6 +8278,27 @@ GRANT ALL ON FUNCTION dispatcher.expire_stale_items(p_sweeper dispatcher.claiman
 
 REVOKE ALL ON FUNCTION dispatcher.failures_after(p_before integer, p_state text, p_ending text, p_has_progress boolean, p_max integer) FROM PUBLIC;
 GRANT ALL ON FUNCTION dispatcher.failures_after(p_before integer, p_state text, p_ending text, p_has_progress boolean, p_max integer) TO service_role;
+
+REVOKE ALL ON FUNCTION dispatcher.fault_of_orphan(p_run public.workflow_runs, p_claim_token uuid, p_settings public.dispatcher_settings) FROM PUBLIC;
+GRANT ALL ON FUNCTION dispatcher.fault_of_orphan(p_run public.workflow_runs, p_claim_token uuid, p_settings public.dispatcher_settings) TO service_role;
+
+REVOKE ALL ON FUNCTION dispatcher.faults_of_budget(p_tenant_id uuid, p_name text, p_scope text, p_scope_id text, p_period text, p_cap_usd numeric, p_cap_tokens bigint, p_action text, p_timezone text) FROM PUBLIC;
+GRANT ALL ON FUNCTION dispatcher.faults_of_budget(p_tenant_id uuid, p_name text, p_scope text, p_scope_id text, p_period text, p_cap_usd numeric, p_cap_tokens bigint, p_action text, p_timezone text) TO service_role;
+
+REVOKE ALL ON FUNCTION dispatcher.faults_of_delay(p_seconds double precision, p_not_before timestamp with time zone) FROM PUBLIC;
+GRANT ALL ON FUNCTION dispatcher.faults_of_delay(p_seconds double precision, p_not_before timestamp with time zone) TO service_role;
+
+REVOKE ALL ON FUNCTION dispatcher.faults_of_new_run(p_tenant_id uuid, p_workflow_type text, p_priority integer, p_initiator text, p_task_id text, p_agent text, p_request_key text) FROM PUBLIC;
+GRANT ALL ON FUNCTION dispatcher.faults_of_new_run(p_tenant_id uuid, p_workflow_type text, p_priority integer, p_initiator text, p_task_id text, p_agent text, p_request_key text) TO service_role;
+
+REVOKE ALL ON FUNCTION dispatcher.faults_of_route(p_tenant_id uuid, p_workflow_type text, p_agent text, p_priority integer, p_max_concurrent integer, p_timeout_minutes integer) FROM PUBLIC;
+GRANT ALL ON FUNCTION dispatcher.faults_of_route(p_tenant_id uuid, p_workflow_type text, p_agent text, p_priority integer, p_max_concurrent integer, p_timeout_minutes integer) TO service_role;
+
+REVOKE ALL ON FUNCTION dispatcher.faults_of_tenant(p_tenant_id uuid) FROM PUBLIC;
+GRANT ALL ON FUNCTION dispatcher.faults_of_tenant(p_tenant_id uuid) TO service_role;
+
+REVOKE ALL ON FUNCTION dispatcher.faults_of_text(p_name text, p_value text, p_longest integer, p_is_needed boolean) FROM PUBLIC;
+GRANT ALL ON FUNCTION dispatcher.faults_of_text(p_name text, p_value text, p_longest integer, p_is_needed boolean) TO service_role;
 
 REVOKE ALL ON FUNCTION dispatcher.fill_waitlist(p_sweeper dispatcher.claimant, p_cursor jsonb, p_limit integer) FROM PUBLIC;
 GRANT ALL ON FUNCTION dispatcher.fill_waitlist(p_sweeper dispatcher.claimant, p_cursor jsonb, p_limit integer) TO service_role;
@@ -7146,6 +8318,9 @@ GRANT ALL ON FUNCTION dispatcher.find_posted_item(p_tenant_id uuid, p_sender_id 
 REVOKE ALL ON FUNCTION dispatcher.find_sender_wake(p_agent_id uuid, p_wake_id uuid) FROM PUBLIC;
 GRANT ALL ON FUNCTION dispatcher.find_sender_wake(p_agent_id uuid, p_wake_id uuid) TO service_role;
 
+REVOKE ALL ON FUNCTION dispatcher.finish_notification(p_result jsonb) FROM PUBLIC;
+GRANT ALL ON FUNCTION dispatcher.finish_notification(p_result jsonb) TO service_role;
+
 REVOKE ALL ON FUNCTION dispatcher.finish_workflow_run(p_tenant_id uuid, p_run_id uuid, p_session text, p_claim_token uuid, p_status text, p_output jsonb, p_error text, p_usage jsonb) FROM PUBLIC;
 GRANT ALL ON FUNCTION dispatcher.finish_workflow_run(p_tenant_id uuid, p_run_id uuid, p_session text, p_claim_token uuid, p_status text, p_output jsonb, p_error text, p_usage jsonb) TO service_role;
 
@@ -7155,11 +8330,20 @@ GRANT ALL ON FUNCTION dispatcher.forget_old_instances(p_gateway_id uuid) TO serv
 REVOKE ALL ON FUNCTION dispatcher.forgotten_leases(p_sweeper dispatcher.claimant, p_limit integer) FROM PUBLIC;
 GRANT ALL ON FUNCTION dispatcher.forgotten_leases(p_sweeper dispatcher.claimant, p_limit integer) TO service_role;
 
+REVOKE ALL ON FUNCTION dispatcher.gate_of_respawn(p_claimant dispatcher.claimant, p_agent_id uuid) FROM PUBLIC;
+GRANT ALL ON FUNCTION dispatcher.gate_of_respawn(p_claimant dispatcher.claimant, p_agent_id uuid) TO service_role;
+
 REVOKE ALL ON FUNCTION dispatcher.gateway_backlog(p_gateway_id uuid) FROM PUBLIC;
 GRANT ALL ON FUNCTION dispatcher.gateway_backlog(p_gateway_id uuid) TO service_role;
 
 REVOKE ALL ON FUNCTION dispatcher.gateway_of_workflow_agent(p_tenant_id uuid, p_agent_id text) FROM PUBLIC;
 GRANT ALL ON FUNCTION dispatcher.gateway_of_workflow_agent(p_tenant_id uuid, p_agent_id text) TO service_role;
+
+REVOKE ALL ON FUNCTION dispatcher.give_to_respawn(p_run public.workflow_runs, p_wake public.agent_wakes, p_usd numeric, p_tokens numeric) FROM PUBLIC;
+GRANT ALL ON FUNCTION dispatcher.give_to_respawn(p_run public.workflow_runs, p_wake public.agent_wakes, p_usd numeric, p_tokens numeric) TO service_role;
+
+REVOKE ALL ON FUNCTION dispatcher.give_up_dispatch(p_run public.workflow_runs) FROM PUBLIC;
+GRANT ALL ON FUNCTION dispatcher.give_up_dispatch(p_run public.workflow_runs) TO service_role;
 
 REVOKE ALL ON FUNCTION dispatcher.give_up_items(p_item_ids uuid[], p_reason text) FROM PUBLIC;
 GRANT ALL ON FUNCTION dispatcher.give_up_items(p_item_ids uuid[], p_reason text) TO service_role;
@@ -7169,6 +8353,24 @@ GRANT ALL ON FUNCTION dispatcher.give_up_spent_items(p_sweeper dispatcher.claima
 
 REVOKE ALL ON FUNCTION dispatcher.guard_workflow_transition() FROM PUBLIC;
 GRANT ALL ON FUNCTION dispatcher.guard_workflow_transition() TO service_role;
+
+REVOKE ALL ON FUNCTION dispatcher.hand_out(p_tenant_id uuid, p_groups dispatcher.waiting_group[], p_budgets dispatcher.evaluated_budget[], p_batch integer) FROM PUBLIC;
+GRANT ALL ON FUNCTION dispatcher.hand_out(p_tenant_id uuid, p_groups dispatcher.waiting_group[], p_budgets dispatcher.evaluated_budget[], p_batch integer) TO service_role;
+
+REVOKE ALL ON FUNCTION dispatcher.hand_out_runs(p_tenant_id uuid, p_groups dispatcher.waiting_group[], p_budgets dispatcher.evaluated_budget[], p_batch integer, p_one_by_one boolean) FROM PUBLIC;
+GRANT ALL ON FUNCTION dispatcher.hand_out_runs(p_tenant_id uuid, p_groups dispatcher.waiting_group[], p_budgets dispatcher.evaluated_budget[], p_batch integer, p_one_by_one boolean) TO service_role;
+
+REVOKE ALL ON FUNCTION dispatcher.has_released(p_run public.workflow_runs, p_tenant_id uuid, p_run_id uuid, p_session text, p_claim_token uuid) FROM PUBLIC;
+GRANT ALL ON FUNCTION dispatcher.has_released(p_run public.workflow_runs, p_tenant_id uuid, p_run_id uuid, p_session text, p_claim_token uuid) TO service_role;
+
+REVOKE ALL ON FUNCTION dispatcher.has_the_pass(p_tick dispatcher.tick) FROM PUBLIC;
+GRANT ALL ON FUNCTION dispatcher.has_the_pass(p_tick dispatcher.tick) TO service_role;
+
+REVOKE ALL ON FUNCTION dispatcher.held_by(p_groups dispatcher.waiting_group[], p_closed jsonb, p_budgets dispatcher.evaluated_budget[]) FROM PUBLIC;
+GRANT ALL ON FUNCTION dispatcher.held_by(p_groups dispatcher.waiting_group[], p_closed jsonb, p_budgets dispatcher.evaluated_budget[]) TO service_role;
+
+REVOKE ALL ON FUNCTION dispatcher.held_gateways(p_tick dispatcher.tick) FROM PUBLIC;
+GRANT ALL ON FUNCTION dispatcher.held_gateways(p_tick dispatcher.tick) TO service_role;
 
 REVOKE ALL ON FUNCTION dispatcher.hint_agent_change() FROM PUBLIC;
 GRANT ALL ON FUNCTION dispatcher.hint_agent_change() TO service_role;
@@ -7181,6 +8383,9 @@ GRANT ALL ON FUNCTION dispatcher.hint_inbox_insert() TO service_role;
 
 REVOKE ALL ON FUNCTION dispatcher.hint_inbox_update() FROM PUBLIC;
 GRANT ALL ON FUNCTION dispatcher.hint_inbox_update() TO service_role;
+
+REVOKE ALL ON FUNCTION dispatcher.hint_other_gateways(p_tick dispatcher.tick) FROM PUBLIC;
+GRANT ALL ON FUNCTION dispatcher.hint_other_gateways(p_tick dispatcher.tick) TO service_role;
 
 REVOKE ALL ON FUNCTION dispatcher.hint_workflow_daemons(p_tenant_id uuid, p_run_id uuid) FROM PUBLIC;
 GRANT ALL ON FUNCTION dispatcher.hint_workflow_daemons(p_tenant_id uuid, p_run_id uuid) TO service_role;
@@ -7196,6 +8401,9 @@ GRANT ALL ON FUNCTION dispatcher.hint_workflow_update() TO service_role;
 
 REVOKE ALL ON FUNCTION dispatcher.hinted_ids(p_claim jsonb) FROM PUBLIC;
 GRANT ALL ON FUNCTION dispatcher.hinted_ids(p_claim jsonb) TO service_role;
+
+REVOKE ALL ON FUNCTION dispatcher.holds_of(p_groups dispatcher.waiting_group[], p_closed jsonb) FROM PUBLIC;
+GRANT ALL ON FUNCTION dispatcher.holds_of(p_groups dispatcher.waiting_group[], p_closed jsonb) TO service_role;
 
 REVOKE ALL ON FUNCTION dispatcher.inbox_close_verdict(p_item_id uuid, p_code text) FROM PUBLIC;
 GRANT ALL ON FUNCTION dispatcher.inbox_close_verdict(p_item_id uuid, p_code text) TO service_role;
@@ -7215,6 +8423,9 @@ GRANT ALL ON FUNCTION dispatcher.inbox_retry_delay(p_attempt integer) TO service
 REVOKE ALL ON FUNCTION dispatcher.insert_post(p_origin public.inbox_item_origins, p_recipient_id uuid, p_recipient_slug text, p_event_type text, p_summary text, p_context jsonb) FROM PUBLIC;
 GRANT ALL ON FUNCTION dispatcher.insert_post(p_origin public.inbox_item_origins, p_recipient_id uuid, p_recipient_slug text, p_event_type text, p_summary text, p_context jsonb) TO service_role;
 
+REVOKE ALL ON FUNCTION dispatcher.invalid(p_faults text[]) FROM PUBLIC;
+GRANT ALL ON FUNCTION dispatcher.invalid(p_faults text[]) TO service_role;
+
 REVOKE ALL ON FUNCTION dispatcher.is_in_budget_scope(p_scope text, p_scope_id text, p_agent_id text, p_department_id text, p_workflow_type text) FROM PUBLIC;
 GRANT ALL ON FUNCTION dispatcher.is_in_budget_scope(p_scope text, p_scope_id text, p_agent_id text, p_department_id text, p_workflow_type text) TO service_role;
 
@@ -7224,14 +8435,34 @@ GRANT SELECT ON TABLE public.dispatcher_instances TO authenticated;
 REVOKE ALL ON FUNCTION dispatcher.is_instance_silent(p_instance public.dispatcher_instances) FROM PUBLIC;
 GRANT ALL ON FUNCTION dispatcher.is_instance_silent(p_instance public.dispatcher_instances) TO service_role;
 
+GRANT ALL ON TABLE public.workflow_notifications TO service_role;
+
+REVOKE ALL ON FUNCTION dispatcher.is_notification_due(p_note public.workflow_notifications) FROM PUBLIC;
+GRANT ALL ON FUNCTION dispatcher.is_notification_due(p_note public.workflow_notifications) TO service_role;
+
+REVOKE ALL ON FUNCTION dispatcher.is_phase_due(p_tick dispatcher.tick, p_phase text) FROM PUBLIC;
+GRANT ALL ON FUNCTION dispatcher.is_phase_due(p_tick dispatcher.tick, p_phase text) TO service_role;
+
 REVOKE ALL ON FUNCTION dispatcher.is_quiet() FROM PUBLIC;
 GRANT ALL ON FUNCTION dispatcher.is_quiet() TO service_role;
+
+REVOKE ALL ON FUNCTION dispatcher.is_same_attempt(p_run public.workflow_runs, p_session text, p_wake_id uuid) FROM PUBLIC;
+GRANT ALL ON FUNCTION dispatcher.is_same_attempt(p_run public.workflow_runs, p_session text, p_wake_id uuid) TO service_role;
 
 REVOKE ALL ON FUNCTION dispatcher.is_set_aside_by_stall(p_item_id uuid, p_failed_at timestamp with time zone) FROM PUBLIC;
 GRANT ALL ON FUNCTION dispatcher.is_set_aside_by_stall(p_item_id uuid, p_failed_at timestamp with time zone) TO service_role;
 
 REVOKE ALL ON FUNCTION dispatcher.is_signed_in_user() FROM PUBLIC;
 GRANT ALL ON FUNCTION dispatcher.is_signed_in_user() TO service_role;
+
+REVOKE ALL ON FUNCTION dispatcher.is_stale_dispatch(p_run public.workflow_runs, p_settings public.dispatcher_settings) FROM PUBLIC;
+GRANT ALL ON FUNCTION dispatcher.is_stale_dispatch(p_run public.workflow_runs, p_settings public.dispatcher_settings) TO service_role;
+
+REVOKE ALL ON FUNCTION dispatcher.is_suspect(p_run public.workflow_runs, p_settings public.dispatcher_settings) FROM PUBLIC;
+GRANT ALL ON FUNCTION dispatcher.is_suspect(p_run public.workflow_runs, p_settings public.dispatcher_settings) TO service_role;
+
+REVOKE ALL ON FUNCTION dispatcher.is_timezone(p_timezone text) FROM PUBLIC;
+GRANT ALL ON FUNCTION dispatcher.is_timezone(p_timezone text) TO service_role;
 
 REVOKE ALL ON FUNCTION dispatcher.items_of_claim(p_facts dispatcher.gate_facts) FROM PUBLIC;
 GRANT ALL ON FUNCTION dispatcher.items_of_claim(p_facts dispatcher.gate_facts) TO service_role;
@@ -7242,8 +8473,17 @@ GRANT ALL ON FUNCTION dispatcher.join_waitlist(p_agent_id uuid, p_path text, p_s
 REVOKE ALL ON FUNCTION dispatcher.keep_settings(p_instance_id uuid, p_tenant_id uuid, p_settings jsonb) FROM PUBLIC;
 GRANT ALL ON FUNCTION dispatcher.keep_settings(p_instance_id uuid, p_tenant_id uuid, p_settings jsonb) TO service_role;
 
+REVOKE ALL ON FUNCTION dispatcher.known_cost(p_cost numeric) FROM PUBLIC;
+GRANT ALL ON FUNCTION dispatcher.known_cost(p_cost numeric) TO service_role;
+
 REVOKE ALL ON FUNCTION dispatcher.known_time(p_at timestamp with time zone) FROM PUBLIC;
 GRANT ALL ON FUNCTION dispatcher.known_time(p_at timestamp with time zone) TO service_role;
+
+REVOKE ALL ON FUNCTION dispatcher.known_tokens(p_input bigint, p_output bigint) FROM PUBLIC;
+GRANT ALL ON FUNCTION dispatcher.known_tokens(p_input bigint, p_output bigint) TO service_role;
+
+REVOKE ALL ON FUNCTION dispatcher.last_heartbeat(p_run public.workflow_runs) FROM PUBLIC;
+GRANT ALL ON FUNCTION dispatcher.last_heartbeat(p_run public.workflow_runs) TO service_role;
 
 REVOKE ALL ON FUNCTION dispatcher.lease_busy_inbox_item(p_tenant_id uuid, p_agent_id uuid, p_lease_seconds integer, p_lease_token uuid, p_wake_id uuid) FROM PUBLIC;
 GRANT ALL ON FUNCTION dispatcher.lease_busy_inbox_item(p_tenant_id uuid, p_agent_id uuid, p_lease_seconds integer, p_lease_token uuid, p_wake_id uuid) TO service_role;
@@ -7269,11 +8509,17 @@ GRANT SELECT ON TABLE public.agent_wake_state TO authenticated;
 REVOKE ALL ON FUNCTION dispatcher.lock_agent(p_claimant dispatcher.claimant, p_agent_id uuid, OUT slug text, OUT state public.agent_wake_state, OUT verdict text) FROM PUBLIC;
 GRANT ALL ON FUNCTION dispatcher.lock_agent(p_claimant dispatcher.claimant, p_agent_id uuid, OUT slug text, OUT state public.agent_wake_state, OUT verdict text) TO service_role;
 
+REVOKE ALL ON FUNCTION dispatcher.lock_budget(p_tenant_id uuid, p_scope text, p_scope_id text, p_period text, p_budget_id uuid) FROM PUBLIC;
+GRANT ALL ON FUNCTION dispatcher.lock_budget(p_tenant_id uuid, p_scope text, p_scope_id text, p_period text, p_budget_id uuid) TO service_role;
+
 REVOKE ALL ON FUNCTION dispatcher.lock_gateway(p_instance_id uuid) FROM PUBLIC;
 GRANT ALL ON FUNCTION dispatcher.lock_gateway(p_instance_id uuid) TO service_role;
 
 REVOKE ALL ON FUNCTION dispatcher.lock_inbox_lease(p_item_id uuid, p_lease_token uuid, p_outcomes text[], p_wake_id uuid) FROM PUBLIC;
 GRANT ALL ON FUNCTION dispatcher.lock_inbox_lease(p_item_id uuid, p_lease_token uuid, p_outcomes text[], p_wake_id uuid) TO service_role;
+
+REVOKE ALL ON FUNCTION dispatcher.lock_routes(p_tick dispatcher.tick) FROM PUBLIC;
+GRANT ALL ON FUNCTION dispatcher.lock_routes(p_tick dispatcher.tick) TO service_role;
 
 REVOKE ALL ON FUNCTION dispatcher.lock_tables(VARIADIC p_tables text[]) FROM PUBLIC;
 GRANT ALL ON FUNCTION dispatcher.lock_tables(VARIADIC p_tables text[]) TO service_role;
@@ -7290,14 +8536,20 @@ GRANT ALL ON FUNCTION dispatcher.lock_workflow_run(p_tenant_id uuid, p_run_id uu
 REVOKE ALL ON FUNCTION dispatcher.look_around(p_sweeper dispatcher.claimant) FROM PUBLIC;
 GRANT ALL ON FUNCTION dispatcher.look_around(p_sweeper dispatcher.claimant) TO service_role;
 
+REVOKE ALL ON FUNCTION dispatcher.look_at_runs(p_tick dispatcher.tick) FROM PUBLIC;
+GRANT ALL ON FUNCTION dispatcher.look_at_runs(p_tick dispatcher.tick) TO service_role;
+
 REVOKE ALL ON FUNCTION dispatcher.mark_agent_stalled(p_agent_id uuid, p_cause text) FROM PUBLIC;
 GRANT ALL ON FUNCTION dispatcher.mark_agent_stalled(p_agent_id uuid, p_cause text) TO service_role;
 
 REVOKE ALL ON FUNCTION dispatcher.mark_item_changes(p_reopened uuid[], p_closed_by_user uuid[]) FROM PUBLIC;
 GRANT ALL ON FUNCTION dispatcher.mark_item_changes(p_reopened uuid[], p_closed_by_user uuid[]) TO service_role;
 
-REVOKE ALL ON FUNCTION dispatcher.mark_unrouted_runs(p_tenant_id uuid) FROM PUBLIC;
-GRANT ALL ON FUNCTION dispatcher.mark_unrouted_runs(p_tenant_id uuid) TO service_role;
+REVOKE ALL ON FUNCTION dispatcher.mark_runs(p_run_ids uuid[]) FROM PUBLIC;
+GRANT ALL ON FUNCTION dispatcher.mark_runs(p_run_ids uuid[]) TO service_role;
+
+REVOKE ALL ON FUNCTION dispatcher.mark_unrouted_runs(p_tick dispatcher.tick, p_limit integer) FROM PUBLIC;
+GRANT ALL ON FUNCTION dispatcher.mark_unrouted_runs(p_tick dispatcher.tick, p_limit integer) TO service_role;
 
 REVOKE ALL ON FUNCTION dispatcher.merge_inbox_context(p_context jsonb, p_changes jsonb) FROM PUBLIC;
 GRANT ALL ON FUNCTION dispatcher.merge_inbox_context(p_context jsonb, p_changes jsonb) TO service_role;
@@ -7308,14 +8560,17 @@ GRANT ALL ON FUNCTION dispatcher.must_abort(p_sqlstate text) TO service_role;
 REVOKE ALL ON FUNCTION dispatcher.new_faults(p_instance public.dispatcher_instances, p_after bigint) FROM PUBLIC;
 GRANT ALL ON FUNCTION dispatcher.new_faults(p_instance public.dispatcher_instances, p_after bigint) TO service_role;
 
-REVOKE ALL ON FUNCTION dispatcher.next_workflow_moment(p_tenant_id uuid, p_settings jsonb) FROM PUBLIC;
-GRANT ALL ON FUNCTION dispatcher.next_workflow_moment(p_tenant_id uuid, p_settings jsonb) TO service_role;
+REVOKE ALL ON FUNCTION dispatcher.next_notification(p_instance public.dispatcher_instances) FROM PUBLIC;
+GRANT ALL ON FUNCTION dispatcher.next_notification(p_instance public.dispatcher_instances) TO service_role;
+
+REVOKE ALL ON FUNCTION dispatcher.next_workflow_moment(p_tick dispatcher.tick) FROM PUBLIC;
+GRANT ALL ON FUNCTION dispatcher.next_workflow_moment(p_tick dispatcher.tick) TO service_role;
 
 REVOKE ALL ON FUNCTION dispatcher.note_fault(p_tenant_id uuid, p_gateway_id uuid, p_side_write text, p_error text) FROM PUBLIC;
 GRANT ALL ON FUNCTION dispatcher.note_fault(p_tenant_id uuid, p_gateway_id uuid, p_side_write text, p_error text) TO service_role;
 
-REVOKE ALL ON FUNCTION dispatcher.note_held_runs(p_tenant_id uuid, p_budgets jsonb, p_holders uuid[]) FROM PUBLIC;
-GRANT ALL ON FUNCTION dispatcher.note_held_runs(p_tenant_id uuid, p_budgets jsonb, p_holders uuid[]) TO service_role;
+REVOKE ALL ON FUNCTION dispatcher.note_tick(p_tick dispatcher.tick, p_facts jsonb) FROM PUBLIC;
+GRANT ALL ON FUNCTION dispatcher.note_tick(p_tick dispatcher.tick, p_facts jsonb) TO service_role;
 
 REVOKE ALL ON FUNCTION dispatcher.note_work_on_claim(p_run public.workflow_runs) FROM PUBLIC;
 GRANT ALL ON FUNCTION dispatcher.note_work_on_claim(p_run public.workflow_runs) TO service_role;
@@ -7328,6 +8583,9 @@ GRANT ALL ON FUNCTION dispatcher.notify_operator(p_tenant_id uuid, p_type text, 
 
 REVOKE ALL ON FUNCTION dispatcher.often_woken_agents(p_sweeper dispatcher.claimant, p_limit integer) FROM PUBLIC;
 GRANT ALL ON FUNCTION dispatcher.often_woken_agents(p_sweeper dispatcher.claimant, p_limit integer) TO service_role;
+
+REVOKE ALL ON FUNCTION dispatcher.old_notifications(p_tenant_id uuid, p_limit integer) FROM PUBLIC;
+GRANT ALL ON FUNCTION dispatcher.old_notifications(p_tenant_id uuid, p_limit integer) TO service_role;
 
 GRANT ALL ON TABLE public.agent_inbox_items TO service_role;
 GRANT SELECT,INSERT,DELETE,UPDATE ON TABLE public.agent_inbox_items TO authenticated;
@@ -7344,8 +8602,11 @@ GRANT ALL ON FUNCTION dispatcher.open_wake_facts(p_wake public.agent_wakes) TO s
 REVOKE ALL ON FUNCTION dispatcher.open_wakes_of_others(p_instance_id uuid) FROM PUBLIC;
 GRANT ALL ON FUNCTION dispatcher.open_wakes_of_others(p_instance_id uuid) TO service_role;
 
-REVOKE ALL ON FUNCTION dispatcher.orphan_after_seconds(p_settings jsonb) FROM PUBLIC;
-GRANT ALL ON FUNCTION dispatcher.orphan_after_seconds(p_settings jsonb) TO service_role;
+REVOKE ALL ON FUNCTION dispatcher.orphan_after_seconds(p_settings public.dispatcher_settings) FROM PUBLIC;
+GRANT ALL ON FUNCTION dispatcher.orphan_after_seconds(p_settings public.dispatcher_settings) TO service_role;
+
+REVOKE ALL ON FUNCTION dispatcher.owe_notifications(p_runs dispatcher.run_choice[]) FROM PUBLIC;
+GRANT ALL ON FUNCTION dispatcher.owe_notifications(p_runs dispatcher.run_choice[]) TO service_role;
 
 REVOKE ALL ON FUNCTION dispatcher.owns(p_name text) FROM PUBLIC;
 GRANT ALL ON FUNCTION dispatcher.owns(p_name text) TO service_role;
@@ -7362,20 +8623,26 @@ GRANT ALL ON FUNCTION dispatcher.present_objects() TO service_role;
 REVOKE ALL ON FUNCTION dispatcher.prune_old_rows(p_sweeper dispatcher.claimant, p_limit integer) FROM PUBLIC;
 GRANT ALL ON FUNCTION dispatcher.prune_old_rows(p_sweeper dispatcher.claimant, p_limit integer) TO service_role;
 
-REVOKE ALL ON FUNCTION dispatcher.prune_workflow_rows(p_tenant_id uuid) FROM PUBLIC;
-GRANT ALL ON FUNCTION dispatcher.prune_workflow_rows(p_tenant_id uuid) TO service_role;
+REVOKE ALL ON FUNCTION dispatcher.prune_workflow_rows(p_tick dispatcher.tick, p_limit integer) FROM PUBLIC;
+GRANT ALL ON FUNCTION dispatcher.prune_workflow_rows(p_tick dispatcher.tick, p_limit integer) TO service_role;
 
 REVOKE ALL ON FUNCTION dispatcher.publish_table(p_table text) FROM PUBLIC;
 GRANT ALL ON FUNCTION dispatcher.publish_table(p_table text) TO service_role;
 
+REVOKE ALL ON FUNCTION dispatcher.put_off(p_deadline timestamp with time zone, p_held_since timestamp with time zone) FROM PUBLIC;
+GRANT ALL ON FUNCTION dispatcher.put_off(p_deadline timestamp with time zone, p_held_since timestamp with time zone) TO service_role;
+
+REVOKE ALL ON FUNCTION dispatcher.queued_types(p_tenant_id uuid) FROM PUBLIC;
+GRANT ALL ON FUNCTION dispatcher.queued_types(p_tenant_id uuid) TO service_role;
+
 REVOKE ALL ON FUNCTION dispatcher.read_gate_facts(p_agent_id uuid, p_settings public.dispatcher_settings, p_hinted uuid[], p_request uuid) FROM PUBLIC;
 GRANT ALL ON FUNCTION dispatcher.read_gate_facts(p_agent_id uuid, p_settings public.dispatcher_settings, p_hinted uuid[], p_request uuid) TO service_role;
 
-REVOKE ALL ON FUNCTION dispatcher.record_budget_event(p_tenant_id uuid, p_budget jsonb, p_kind text, p_detail jsonb) FROM PUBLIC;
-GRANT ALL ON FUNCTION dispatcher.record_budget_event(p_tenant_id uuid, p_budget jsonb, p_kind text, p_detail jsonb) TO service_role;
+REVOKE ALL ON FUNCTION dispatcher.read_money(p_tick dispatcher.tick, p_action text) FROM PUBLIC;
+GRANT ALL ON FUNCTION dispatcher.read_money(p_tick dispatcher.tick, p_action text) TO service_role;
 
-REVOKE ALL ON FUNCTION dispatcher.record_budget_recoveries(p_tenant_id uuid, p_budgets jsonb) FROM PUBLIC;
-GRANT ALL ON FUNCTION dispatcher.record_budget_recoveries(p_tenant_id uuid, p_budgets jsonb) TO service_role;
+REVOKE ALL ON FUNCTION dispatcher.record_budget_event(p_tenant_id uuid, p_budget dispatcher.evaluated_budget, p_kind text, p_run_ids uuid[]) FROM PUBLIC;
+GRANT ALL ON FUNCTION dispatcher.record_budget_event(p_tenant_id uuid, p_budget dispatcher.evaluated_budget, p_kind text, p_run_ids uuid[]) TO service_role;
 
 REVOKE ALL ON FUNCTION dispatcher.record_workflow_transition() FROM PUBLIC;
 GRANT ALL ON FUNCTION dispatcher.record_workflow_transition() TO service_role;
@@ -7383,8 +8650,17 @@ GRANT ALL ON FUNCTION dispatcher.record_workflow_transition() TO service_role;
 REVOKE ALL ON FUNCTION dispatcher.refusal(p_agent_id uuid, p_agent_slug text, p_reason text, p_retry_in double precision, p_failures integer) FROM PUBLIC;
 GRANT ALL ON FUNCTION dispatcher.refusal(p_agent_id uuid, p_agent_slug text, p_reason text, p_retry_in double precision, p_failures integer) TO service_role;
 
+REVOKE ALL ON FUNCTION dispatcher.refuse_claim(p_run public.workflow_runs, p_agent text) FROM PUBLIC;
+GRANT ALL ON FUNCTION dispatcher.refuse_claim(p_run public.workflow_runs, p_agent text) TO service_role;
+
 REVOKE ALL ON FUNCTION dispatcher.refuse_post(p_sender_id uuid, p_recipient_id uuid, p_event_type text, p_context jsonb, p_request_key text, OUT code text, OUT detail text) FROM PUBLIC;
 GRANT ALL ON FUNCTION dispatcher.refuse_post(p_sender_id uuid, p_recipient_id uuid, p_event_type text, p_context jsonb, p_request_key text, OUT code text, OUT detail text) TO service_role;
+
+REVOKE ALL ON FUNCTION dispatcher.refuse_respawn(p_run_id uuid, p_reason text, p_agent_id uuid, p_agent_slug text) FROM PUBLIC;
+GRANT ALL ON FUNCTION dispatcher.refuse_respawn(p_run_id uuid, p_reason text, p_agent_id uuid, p_agent_slug text) TO service_role;
+
+REVOKE ALL ON FUNCTION dispatcher.refuse_run(p_run_id uuid, p_code text) FROM PUBLIC;
+GRANT ALL ON FUNCTION dispatcher.refuse_run(p_run_id uuid, p_code text) TO service_role;
 
 REVOKE ALL ON FUNCTION dispatcher.refuse_workflow_caller(p_code text, p_run public.workflow_runs, p_tenant_id uuid, p_run_id uuid, p_session text, p_claim_token uuid, p_usage jsonb) FROM PUBLIC;
 GRANT ALL ON FUNCTION dispatcher.refuse_workflow_caller(p_code text, p_run public.workflow_runs, p_tenant_id uuid, p_run_id uuid, p_session text, p_claim_token uuid, p_usage jsonb) TO service_role;
@@ -7395,8 +8671,8 @@ GRANT ALL ON FUNCTION dispatcher.refuse_workflow_event_change() TO service_role;
 REVOKE ALL ON FUNCTION dispatcher.release_forgotten_leases(p_sweeper dispatcher.claimant, p_limit integer) FROM PUBLIC;
 GRANT ALL ON FUNCTION dispatcher.release_forgotten_leases(p_sweeper dispatcher.claimant, p_limit integer) TO service_role;
 
-REVOKE ALL ON FUNCTION dispatcher.release_stale_claims(p_tenant_id uuid, p_settings jsonb) FROM PUBLIC;
-GRANT ALL ON FUNCTION dispatcher.release_stale_claims(p_tenant_id uuid, p_settings jsonb) TO service_role;
+REVOKE ALL ON FUNCTION dispatcher.release_stale_claims(p_tick dispatcher.tick, p_limit integer) FROM PUBLIC;
+GRANT ALL ON FUNCTION dispatcher.release_stale_claims(p_tick dispatcher.tick, p_limit integer) TO service_role;
 
 REVOKE ALL ON FUNCTION dispatcher.release_wake_leases(p_wake public.agent_wakes, p_give_back boolean, p_reason text, OUT released integer, OUT dead uuid[]) FROM PUBLIC;
 GRANT ALL ON FUNCTION dispatcher.release_wake_leases(p_wake public.agent_wakes, p_give_back boolean, p_reason text, OUT released integer, OUT dead uuid[]) TO service_role;
@@ -7404,20 +8680,47 @@ GRANT ALL ON FUNCTION dispatcher.release_wake_leases(p_wake public.agent_wakes, 
 REVOKE ALL ON FUNCTION dispatcher.renew_wake_leases(p_instance_id uuid, p_wake_ids uuid[], p_lease_seconds integer) FROM PUBLIC;
 GRANT ALL ON FUNCTION dispatcher.renew_wake_leases(p_instance_id uuid, p_wake_ids uuid[], p_lease_seconds integer) TO service_role;
 
-REVOKE ALL ON FUNCTION dispatcher.reserve_in_budgets(p_budgets jsonb, p_agent_id text, p_department_id text, p_workflow_type text, p_usd numeric, p_tokens numeric) FROM PUBLIC;
-GRANT ALL ON FUNCTION dispatcher.reserve_in_budgets(p_budgets jsonb, p_agent_id text, p_department_id text, p_workflow_type text, p_usd numeric, p_tokens numeric) TO service_role;
+REVOKE ALL ON FUNCTION dispatcher.reserve_in_budgets(p_budgets dispatcher.evaluated_budget[], p_agent_id text, p_department_id text, p_workflow_type text, p_usd numeric, p_tokens numeric) FROM PUBLIC;
+GRANT ALL ON FUNCTION dispatcher.reserve_in_budgets(p_budgets dispatcher.evaluated_budget[], p_agent_id text, p_department_id text, p_workflow_type text, p_usd numeric, p_tokens numeric) TO service_role;
+
+REVOKE ALL ON FUNCTION dispatcher.respawn_grant(p_wake public.agent_wakes, p_run public.workflow_runs) FROM PUBLIC;
+GRANT ALL ON FUNCTION dispatcher.respawn_grant(p_wake public.agent_wakes, p_run public.workflow_runs) TO service_role;
+
+REVOKE ALL ON FUNCTION dispatcher.respawn_locked_run(p_claimant dispatcher.claimant, p_run public.workflow_runs, p_request uuid) FROM PUBLIC;
+GRANT ALL ON FUNCTION dispatcher.respawn_locked_run(p_claimant dispatcher.claimant, p_run public.workflow_runs, p_request uuid) TO service_role;
 
 REVOKE ALL ON FUNCTION dispatcher.restrict_functions(p_names text[]) FROM PUBLIC;
 GRANT ALL ON FUNCTION dispatcher.restrict_functions(p_names text[]) TO service_role;
 
-REVOKE ALL ON FUNCTION dispatcher.retry_stale_dispatches(p_tenant_id uuid, p_settings jsonb, p_estimates jsonb, p_budgets jsonb) FROM PUBLIC;
-GRANT ALL ON FUNCTION dispatcher.retry_stale_dispatches(p_tenant_id uuid, p_settings jsonb, p_estimates jsonb, p_budgets jsonb) TO service_role;
+REVOKE ALL ON FUNCTION dispatcher.retry_stale_dispatches(p_tick dispatcher.tick, p_limit integer) FROM PUBLIC;
+GRANT ALL ON FUNCTION dispatcher.retry_stale_dispatches(p_tick dispatcher.tick, p_limit integer) TO service_role;
+
+REVOKE ALL ON FUNCTION dispatcher.retry_stale_run(p_run public.workflow_runs, p_money dispatcher.money, p_gateways uuid[], OUT outcome text, OUT budgets dispatcher.evaluated_budget[]) FROM PUBLIC;
+GRANT ALL ON FUNCTION dispatcher.retry_stale_run(p_run public.workflow_runs, p_money dispatcher.money, p_gateways uuid[], OUT outcome text, OUT budgets dispatcher.evaluated_budget[]) TO service_role;
 
 REVOKE ALL ON FUNCTION dispatcher.return_workflow_run(p_run public.workflow_runs, p_how text) FROM PUBLIC;
 GRANT ALL ON FUNCTION dispatcher.return_workflow_run(p_run public.workflow_runs, p_how text) TO service_role;
 
+REVOKE ALL ON FUNCTION dispatcher.row_error(p_phase text, p_run_id uuid, p_error text, p_code text) FROM PUBLIC;
+GRANT ALL ON FUNCTION dispatcher.row_error(p_phase text, p_run_id uuid, p_error text, p_code text) TO service_role;
+
+REVOKE ALL ON FUNCTION dispatcher.run_candidates(p_tenant_id uuid, p_groups dispatcher.waiting_group[], p_batch integer) FROM PUBLIC;
+GRANT ALL ON FUNCTION dispatcher.run_candidates(p_tenant_id uuid, p_groups dispatcher.waiting_group[], p_batch integer) TO service_role;
+
+REVOKE ALL ON FUNCTION dispatcher.run_phase(p_tick dispatcher.tick, p_phase text) FROM PUBLIC;
+GRANT ALL ON FUNCTION dispatcher.run_phase(p_tick dispatcher.tick, p_phase text) TO service_role;
+
 REVOKE ALL ON FUNCTION dispatcher.running_instance(p_instance_id uuid) FROM PUBLIC;
 GRANT ALL ON FUNCTION dispatcher.running_instance(p_instance_id uuid) TO service_role;
+
+REVOKE ALL ON FUNCTION dispatcher.runs_of_budget(p_tick dispatcher.tick, p_budget dispatcher.evaluated_budget, p_limit integer) FROM PUBLIC;
+GRANT ALL ON FUNCTION dispatcher.runs_of_budget(p_tick dispatcher.tick, p_budget dispatcher.evaluated_budget, p_limit integer) TO service_role;
+
+REVOKE ALL ON FUNCTION dispatcher.runs_over_deadline(p_tick dispatcher.tick, p_limit integer) FROM PUBLIC;
+GRANT ALL ON FUNCTION dispatcher.runs_over_deadline(p_tick dispatcher.tick, p_limit integer) TO service_role;
+
+REVOKE ALL ON FUNCTION dispatcher.runs_to_mark(p_tenant_id uuid) FROM PUBLIC;
+GRANT ALL ON FUNCTION dispatcher.runs_to_mark(p_tenant_id uuid) TO service_role;
 
 REVOKE ALL ON FUNCTION dispatcher.schema_drift() FROM PUBLIC;
 GRANT ALL ON FUNCTION dispatcher.schema_drift() TO service_role;
@@ -7446,6 +8749,9 @@ GRANT ALL ON FUNCTION dispatcher.settings_of_gateway(p_gateway_id uuid, p_otherw
 REVOKE ALL ON FUNCTION dispatcher.settings_of_instance(p_instance_id uuid) FROM PUBLIC;
 GRANT ALL ON FUNCTION dispatcher.settings_of_instance(p_instance_id uuid) TO service_role;
 
+REVOKE ALL ON FUNCTION dispatcher.settle_constraints(p_table regclass) FROM PUBLIC;
+GRANT ALL ON FUNCTION dispatcher.settle_constraints(p_table regclass) TO service_role;
+
 REVOKE ALL ON FUNCTION dispatcher.settle_items_of_wake(p_wake public.agent_wakes, p_state text, p_ending text, p_error text) FROM PUBLIC;
 GRANT ALL ON FUNCTION dispatcher.settle_items_of_wake(p_wake public.agent_wakes, p_state text, p_ending text, p_error text) TO service_role;
 
@@ -7455,17 +8761,32 @@ GRANT ALL ON FUNCTION dispatcher.settle_stalled_agents(p_sweeper dispatcher.clai
 REVOKE ALL ON FUNCTION dispatcher.settle_workflow_claim(p_run public.workflow_runs, p_as text) FROM PUBLIC;
 GRANT ALL ON FUNCTION dispatcher.settle_workflow_claim(p_run public.workflow_runs, p_as text) TO service_role;
 
+REVOKE ALL ON FUNCTION dispatcher.silent_runs(p_tick dispatcher.tick, p_limit integer) FROM PUBLIC;
+GRANT ALL ON FUNCTION dispatcher.silent_runs(p_tick dispatcher.tick, p_limit integer) TO service_role;
+
+REVOKE ALL ON FUNCTION dispatcher.silent_since(p_run public.workflow_runs) FROM PUBLIC;
+GRANT ALL ON FUNCTION dispatcher.silent_since(p_run public.workflow_runs) TO service_role;
+
 REVOKE ALL ON FUNCTION dispatcher.spend_attempt_of_lost_wake(p_wake public.agent_wakes) FROM PUBLIC;
 GRANT ALL ON FUNCTION dispatcher.spend_attempt_of_lost_wake(p_wake public.agent_wakes) TO service_role;
 
 REVOKE ALL ON FUNCTION dispatcher.spent_items(p_sweeper dispatcher.claimant, p_limit integer) FROM PUBLIC;
 GRANT ALL ON FUNCTION dispatcher.spent_items(p_sweeper dispatcher.claimant, p_limit integer) TO service_role;
 
+REVOKE ALL ON FUNCTION dispatcher.spent_of(p_budget dispatcher.evaluated_budget, p_with_reserved boolean) FROM PUBLIC;
+GRANT ALL ON FUNCTION dispatcher.spent_of(p_budget dispatcher.evaluated_budget, p_with_reserved boolean) TO service_role;
+
+REVOKE ALL ON FUNCTION dispatcher.stale_dispatches(p_tick dispatcher.tick, p_limit integer) FROM PUBLIC;
+GRANT ALL ON FUNCTION dispatcher.stale_dispatches(p_tick dispatcher.tick, p_limit integer) TO service_role;
+
 REVOKE ALL ON FUNCTION dispatcher.stale_item_ids(p_sweeper dispatcher.claimant, p_limit integer) FROM PUBLIC;
 GRANT ALL ON FUNCTION dispatcher.stale_item_ids(p_sweeper dispatcher.claimant, p_limit integer) TO service_role;
 
 REVOKE ALL ON FUNCTION dispatcher.stamp_items(p_wake public.agent_wakes, p_started_at timestamp with time zone) FROM PUBLIC;
 GRANT ALL ON FUNCTION dispatcher.stamp_items(p_wake public.agent_wakes, p_started_at timestamp with time zone) TO service_role;
+
+REVOKE ALL ON FUNCTION dispatcher.start_anew(p_run public.workflow_runs) FROM PUBLIC;
+GRANT ALL ON FUNCTION dispatcher.start_anew(p_run public.workflow_runs) TO service_role;
 
 REVOKE ALL ON FUNCTION dispatcher.start_of_today() FROM PUBLIC;
 GRANT ALL ON FUNCTION dispatcher.start_of_today() TO service_role;
@@ -7476,8 +8797,14 @@ GRANT ALL ON FUNCTION dispatcher.start_wake(p_wake_id uuid, p_claim_token uuid, 
 REVOKE ALL ON FUNCTION dispatcher.start_workflow_run(p_run public.workflow_runs) FROM PUBLIC;
 GRANT ALL ON FUNCTION dispatcher.start_workflow_run(p_run public.workflow_runs) TO service_role;
 
-REVOKE ALL ON FUNCTION dispatcher.stop_runs_of_budget(p_tenant_id uuid, p_budget jsonb) FROM PUBLIC;
-GRANT ALL ON FUNCTION dispatcher.stop_runs_of_budget(p_tenant_id uuid, p_budget jsonb) TO service_role;
+REVOKE ALL ON FUNCTION dispatcher.stop_all(p_runs public.workflow_runs[], p_error text, OUT ids uuid[], OUT errors jsonb) FROM PUBLIC;
+GRANT ALL ON FUNCTION dispatcher.stop_all(p_runs public.workflow_runs[], p_error text, OUT ids uuid[], OUT errors jsonb) TO service_role;
+
+REVOKE ALL ON FUNCTION dispatcher.stop_overspent_runs(p_tick dispatcher.tick, p_limit integer) FROM PUBLIC;
+GRANT ALL ON FUNCTION dispatcher.stop_overspent_runs(p_tick dispatcher.tick, p_limit integer) TO service_role;
+
+REVOKE ALL ON FUNCTION dispatcher.stop_runs(p_runs public.workflow_runs[], p_error text) FROM PUBLIC;
+GRANT ALL ON FUNCTION dispatcher.stop_runs(p_runs public.workflow_runs[], p_error text) TO service_role;
 
 REVOKE ALL ON FUNCTION dispatcher.stop_wake_chains(p_sweeper dispatcher.claimant, p_limit integer) FROM PUBLIC;
 GRANT ALL ON FUNCTION dispatcher.stop_wake_chains(p_sweeper dispatcher.claimant, p_limit integer) TO service_role;
@@ -7488,8 +8815,20 @@ GRANT ALL ON FUNCTION dispatcher.stop_workflow_run(p_run public.workflow_runs, p
 REVOKE ALL ON FUNCTION dispatcher.sweeper(p_instance_id uuid) FROM PUBLIC;
 GRANT ALL ON FUNCTION dispatcher.sweeper(p_instance_id uuid) TO service_role;
 
-REVOKE ALL ON FUNCTION dispatcher.tell_budget_event(p_tenant_id uuid, p_budget jsonb, p_kind text, p_detail jsonb) FROM PUBLIC;
-GRANT ALL ON FUNCTION dispatcher.tell_budget_event(p_tenant_id uuid, p_budget jsonb, p_kind text, p_detail jsonb) TO service_role;
+REVOKE ALL ON FUNCTION dispatcher.take_notifications(p_instance public.dispatcher_instances, p_limit integer, p_lease_seconds integer, p_known_agents text[]) FROM PUBLIC;
+GRANT ALL ON FUNCTION dispatcher.take_notifications(p_instance public.dispatcher_instances, p_limit integer, p_lease_seconds integer, p_known_agents text[]) TO service_role;
+
+REVOKE ALL ON FUNCTION dispatcher.take_run(p_run public.workflow_runs, p_session text, p_agent text, p_wake_id uuid) FROM PUBLIC;
+GRANT ALL ON FUNCTION dispatcher.take_run(p_run public.workflow_runs, p_session text, p_agent text, p_wake_id uuid) TO service_role;
+
+REVOKE ALL ON FUNCTION dispatcher.target_of(p_run public.workflow_runs, OUT agent_id text, OUT department_id text, OUT gateway_id uuid, OUT is_open boolean) FROM PUBLIC;
+GRANT ALL ON FUNCTION dispatcher.target_of(p_run public.workflow_runs, OUT agent_id text, OUT department_id text, OUT gateway_id uuid, OUT is_open boolean) TO service_role;
+
+REVOKE ALL ON FUNCTION dispatcher.tell_budget_event(p_tenant_id uuid, p_budget dispatcher.evaluated_budget, p_kind text, p_run_ids uuid[]) FROM PUBLIC;
+GRANT ALL ON FUNCTION dispatcher.tell_budget_event(p_tenant_id uuid, p_budget dispatcher.evaluated_budget, p_kind text, p_run_ids uuid[]) TO service_role;
+
+REVOKE ALL ON FUNCTION dispatcher.tell_budget_recoveries(p_tenant_id uuid, p_budgets dispatcher.evaluated_budget[]) FROM PUBLIC;
+GRANT ALL ON FUNCTION dispatcher.tell_budget_recoveries(p_tenant_id uuid, p_budgets dispatcher.evaluated_budget[]) TO service_role;
 
 REVOKE ALL ON FUNCTION dispatcher.tell_chain(p_sweeper dispatcher.claimant, p_agent_id uuid, p_depth integer, p_item_ids uuid[]) FROM PUBLIC;
 GRANT ALL ON FUNCTION dispatcher.tell_chain(p_sweeper dispatcher.claimant, p_agent_id uuid, p_depth integer, p_item_ids uuid[]) TO service_role;
@@ -7500,26 +8839,56 @@ GRANT ALL ON FUNCTION dispatcher.tell_dead_letters(p_agent_id uuid, p_item_ids u
 REVOKE ALL ON FUNCTION dispatcher.tell_escalation(p_item_id uuid, p_reason text) FROM PUBLIC;
 GRANT ALL ON FUNCTION dispatcher.tell_escalation(p_item_id uuid, p_reason text) TO service_role;
 
+REVOKE ALL ON FUNCTION dispatcher.tell_full_budgets(p_tenant_id uuid, p_budgets dispatcher.evaluated_budget[], p_holders uuid[]) FROM PUBLIC;
+GRANT ALL ON FUNCTION dispatcher.tell_full_budgets(p_tenant_id uuid, p_budgets dispatcher.evaluated_budget[], p_holders uuid[]) TO service_role;
+
+REVOKE ALL ON FUNCTION dispatcher.tell_of_money(p_tick dispatcher.tick, p_money dispatcher.money, p_holders uuid[]) FROM PUBLIC;
+GRANT ALL ON FUNCTION dispatcher.tell_of_money(p_tick dispatcher.tick, p_money dispatcher.money, p_holders uuid[]) TO service_role;
+
 REVOKE ALL ON FUNCTION dispatcher.tell_often_woken(p_sweeper dispatcher.claimant, p_limit integer) FROM PUBLIC;
 GRANT ALL ON FUNCTION dispatcher.tell_often_woken(p_sweeper dispatcher.claimant, p_limit integer) TO service_role;
 
-REVOKE ALL ON FUNCTION dispatcher.tight_budgets(p_budgets jsonb, p_estimates jsonb, p_runs integer) FROM PUBLIC;
-GRANT ALL ON FUNCTION dispatcher.tight_budgets(p_budgets jsonb, p_estimates jsonb, p_runs integer) TO service_role;
+REVOKE ALL ON FUNCTION dispatcher.tick_of(p_instance_id uuid) FROM PUBLIC;
+GRANT ALL ON FUNCTION dispatcher.tick_of(p_instance_id uuid) TO service_role;
 
-REVOKE ALL ON FUNCTION dispatcher.time_out_runs(p_tenant_id uuid) FROM PUBLIC;
-GRANT ALL ON FUNCTION dispatcher.time_out_runs(p_tenant_id uuid) TO service_role;
+REVOKE ALL ON FUNCTION dispatcher.tight_budgets(p_budgets dispatcher.evaluated_budget[], p_estimates jsonb, p_runs integer) FROM PUBLIC;
+GRANT ALL ON FUNCTION dispatcher.tight_budgets(p_budgets dispatcher.evaluated_budget[], p_estimates jsonb, p_runs integer) TO service_role;
+
+REVOKE ALL ON FUNCTION dispatcher.time_out_run(p_run public.workflow_runs) FROM PUBLIC;
+GRANT ALL ON FUNCTION dispatcher.time_out_run(p_run public.workflow_runs) TO service_role;
+
+REVOKE ALL ON FUNCTION dispatcher.time_out_runs(p_tick dispatcher.tick, p_limit integer) FROM PUBLIC;
+GRANT ALL ON FUNCTION dispatcher.time_out_runs(p_tick dispatcher.tick, p_limit integer) TO service_role;
+
+REVOKE ALL ON FUNCTION dispatcher.try_dispatch(p_run dispatcher.run_choice) FROM PUBLIC;
+GRANT ALL ON FUNCTION dispatcher.try_dispatch(p_run dispatcher.run_choice) TO service_role;
+
+REVOKE ALL ON FUNCTION dispatcher.try_to_stop(p_run public.workflow_runs, p_error text, OUT ids uuid[], OUT errors jsonb) FROM PUBLIC;
+GRANT ALL ON FUNCTION dispatcher.try_to_stop(p_run public.workflow_runs, p_error text, OUT ids uuid[], OUT errors jsonb) TO service_role;
 
 REVOKE ALL ON FUNCTION dispatcher.typed_settings(p_settings jsonb) FROM PUBLIC;
 GRANT ALL ON FUNCTION dispatcher.typed_settings(p_settings jsonb) TO service_role;
 
+REVOKE ALL ON FUNCTION dispatcher.unheld_groups(p_groups dispatcher.waiting_group[], p_tenant_id uuid, p_types text[], p_gateways uuid[]) FROM PUBLIC;
+GRANT ALL ON FUNCTION dispatcher.unheld_groups(p_groups dispatcher.waiting_group[], p_tenant_id uuid, p_types text[], p_gateways uuid[]) TO service_role;
+
 REVOKE ALL ON FUNCTION dispatcher.unknown_gateway(p_tenant_id uuid) FROM PUBLIC;
 GRANT ALL ON FUNCTION dispatcher.unknown_gateway(p_tenant_id uuid) TO service_role;
+
+REVOKE ALL ON FUNCTION dispatcher.unlocked_runs(p_runs public.workflow_runs[]) FROM PUBLIC;
+GRANT ALL ON FUNCTION dispatcher.unlocked_runs(p_runs public.workflow_runs[]) TO service_role;
+
+REVOKE ALL ON FUNCTION dispatcher.unrouted_types(p_tenant_id uuid) FROM PUBLIC;
+GRANT ALL ON FUNCTION dispatcher.unrouted_types(p_tenant_id uuid) TO service_role;
+
+REVOKE ALL ON FUNCTION dispatcher.unspent_budgets(p_tenant_id uuid, p_action text, p_now timestamp with time zone) FROM PUBLIC;
+GRANT ALL ON FUNCTION dispatcher.unspent_budgets(p_tenant_id uuid, p_action text, p_now timestamp with time zone) TO service_role;
 
 REVOKE ALL ON FUNCTION dispatcher.wait_for_next_wake(p_wake public.agent_wakes, p_settings public.dispatcher_settings, p_state text) FROM PUBLIC;
 GRANT ALL ON FUNCTION dispatcher.wait_for_next_wake(p_wake public.agent_wakes, p_settings public.dispatcher_settings, p_state text) TO service_role;
 
-REVOKE ALL ON FUNCTION dispatcher.waiting_workflow_groups(p_tenant_id uuid, p_estimates jsonb, p_budgets jsonb) FROM PUBLIC;
-GRANT ALL ON FUNCTION dispatcher.waiting_workflow_groups(p_tenant_id uuid, p_estimates jsonb, p_budgets jsonb) TO service_role;
+REVOKE ALL ON FUNCTION dispatcher.waiting_groups(p_tenant_id uuid, p_estimates jsonb, p_budgets dispatcher.evaluated_budget[]) FROM PUBLIC;
+GRANT ALL ON FUNCTION dispatcher.waiting_groups(p_tenant_id uuid, p_estimates jsonb, p_budgets dispatcher.evaluated_budget[]) TO service_role;
 
 REVOKE ALL ON FUNCTION dispatcher.wake_blockers(p_item_id uuid) FROM PUBLIC;
 GRANT ALL ON FUNCTION dispatcher.wake_blockers(p_item_id uuid) TO service_role;
@@ -7560,6 +8929,12 @@ GRANT ALL ON FUNCTION dispatcher.warm_backend() TO service_role;
 REVOKE ALL ON FUNCTION dispatcher.warm_insert() FROM PUBLIC;
 GRANT ALL ON FUNCTION dispatcher.warm_insert() TO service_role;
 
+REVOKE ALL ON FUNCTION dispatcher.with_spend(p_tenant_id uuid, p_budgets dispatcher.evaluated_budget[], p_estimates jsonb) FROM PUBLIC;
+GRANT ALL ON FUNCTION dispatcher.with_spend(p_tenant_id uuid, p_budgets dispatcher.evaluated_budget[], p_estimates jsonb) TO service_role;
+
+REVOKE ALL ON FUNCTION dispatcher.workflow_actor() FROM PUBLIC;
+GRANT ALL ON FUNCTION dispatcher.workflow_actor() TO service_role;
+
 REVOKE ALL ON FUNCTION dispatcher.workflow_age_points(p_queued_at timestamp with time zone, p_now timestamp with time zone) FROM PUBLIC;
 GRANT ALL ON FUNCTION dispatcher.workflow_age_points(p_queued_at timestamp with time zone, p_now timestamp with time zone) TO service_role;
 
@@ -7581,9 +8956,6 @@ GRANT ALL ON FUNCTION dispatcher.workflow_period(p_period text, p_timezone text,
 REVOKE ALL ON FUNCTION dispatcher.workflow_run_json(p_run public.workflow_runs) FROM PUBLIC;
 GRANT ALL ON FUNCTION dispatcher.workflow_run_json(p_run public.workflow_runs) TO service_role;
 
-REVOKE ALL ON FUNCTION dispatcher.workflow_settings(p_settings jsonb) FROM PUBLIC;
-GRANT ALL ON FUNCTION dispatcher.workflow_settings(p_settings jsonb) TO service_role;
-
 REVOKE ALL ON FUNCTION dispatcher.workflow_spend(p_tenant_id uuid, p_starts timestamp with time zone[], p_estimates jsonb) FROM PUBLIC;
 GRANT ALL ON FUNCTION dispatcher.workflow_spend(p_tenant_id uuid, p_starts timestamp with time zone[], p_estimates jsonb) TO service_role;
 
@@ -7592,6 +8964,15 @@ GRANT ALL ON FUNCTION dispatcher.workflow_timeout_minutes(p_tenant_id uuid, p_wo
 
 REVOKE ALL ON FUNCTION dispatcher.workflow_usage_values(p_usage jsonb) FROM PUBLIC;
 GRANT ALL ON FUNCTION dispatcher.workflow_usage_values(p_usage jsonb) TO service_role;
+
+REVOKE ALL ON FUNCTION dispatcher.write_respawn(p_claimant dispatcher.claimant, p_run public.workflow_runs, p_agent_id uuid, p_request uuid) FROM PUBLIC;
+GRANT ALL ON FUNCTION dispatcher.write_respawn(p_claimant dispatcher.claimant, p_run public.workflow_runs, p_agent_id uuid, p_request uuid) TO service_role;
+
+GRANT SELECT,INSERT,REFERENCES,TRIGGER,MAINTAIN ON TABLE public.workflow_run_events TO service_role;
+GRANT SELECT ON TABLE public.workflow_run_events TO authenticated;
+
+REVOKE ALL ON FUNCTION dispatcher.write_run_events(p_events public.workflow_run_events[]) FROM PUBLIC;
+GRANT ALL ON FUNCTION dispatcher.write_run_events(p_events public.workflow_run_events[]) TO service_role;
 
 REVOKE ALL ON FUNCTION dispatcher.write_wake(p_claimant dispatcher.claimant, p_facts dispatcher.gate_facts, p_path text, p_request uuid) FROM PUBLIC;
 GRANT ALL ON FUNCTION dispatcher.write_wake(p_claimant dispatcher.claimant, p_facts dispatcher.gate_facts, p_path text, p_request uuid) TO service_role;
@@ -7630,8 +9011,8 @@ GRANT ALL ON FUNCTION public.current_tenant_id() TO service_role;
 REVOKE ALL ON FUNCTION public.deactivate_budget(p_tenant_id uuid, p_budget text) FROM PUBLIC;
 GRANT ALL ON FUNCTION public.deactivate_budget(p_tenant_id uuid, p_budget text) TO service_role;
 
-REVOKE ALL ON FUNCTION public.dispatch_workflows(p_instance_id uuid, p_settings jsonb) FROM PUBLIC;
-GRANT ALL ON FUNCTION public.dispatch_workflows(p_instance_id uuid, p_settings jsonb) TO service_role;
+REVOKE ALL ON FUNCTION public.dispatch_workflows(p_instance_id uuid, p_phase text, p_facts jsonb) FROM PUBLIC;
+GRANT ALL ON FUNCTION public.dispatch_workflows(p_instance_id uuid, p_phase text, p_facts jsonb) TO service_role;
 
 REVOKE ALL ON FUNCTION public.dispatcher_gauges(p_instance_id uuid) FROM PUBLIC;
 GRANT ALL ON FUNCTION public.dispatcher_gauges(p_instance_id uuid) TO service_role;
@@ -7642,8 +9023,8 @@ GRANT ALL ON FUNCTION public.dispatcher_schema() TO service_role;
 REVOKE ALL ON FUNCTION public.dispatcher_status(p_tenant_id uuid, p_gateway text, p_settings jsonb) FROM PUBLIC;
 GRANT ALL ON FUNCTION public.dispatcher_status(p_tenant_id uuid, p_gateway text, p_settings jsonb) TO service_role;
 
-REVOKE ALL ON FUNCTION public.enqueue_workflow_run(p_tenant_id uuid, p_workflow_type text, p_input jsonb, p_priority integer, p_initiator text, p_task_id text, p_agent text, p_not_before timestamp with time zone, p_request_key text) FROM PUBLIC;
-GRANT ALL ON FUNCTION public.enqueue_workflow_run(p_tenant_id uuid, p_workflow_type text, p_input jsonb, p_priority integer, p_initiator text, p_task_id text, p_agent text, p_not_before timestamp with time zone, p_request_key text) TO service_role;
+REVOKE ALL ON FUNCTION public.enqueue_workflow_run(p_tenant_id uuid, p_workflow_type text, p_input jsonb, p_priority integer, p_initiator text, p_task_id text, p_agent text, p_not_before timestamp with time zone, p_request_key text, p_delay_seconds double precision) FROM PUBLIC;
+GRANT ALL ON FUNCTION public.enqueue_workflow_run(p_tenant_id uuid, p_workflow_type text, p_input jsonb, p_priority integer, p_initiator text, p_task_id text, p_agent text, p_not_before timestamp with time zone, p_request_key text, p_delay_seconds double precision) TO service_role;
 
 REVOKE ALL ON FUNCTION public.escalate_inbox_item(p_item_id uuid, p_lease_token uuid, p_reason text, p_wake_id uuid) FROM PUBLIC;
 GRANT ALL ON FUNCTION public.escalate_inbox_item(p_item_id uuid, p_lease_token uuid, p_reason text, p_wake_id uuid) TO service_role;
@@ -7687,8 +9068,8 @@ GRANT ALL ON FUNCTION public.list_wakes(p_tenant_id uuid, p_gateway text, p_agen
 REVOKE ALL ON FUNCTION public.list_workflow_runs(p_tenant_id uuid, p_status text, p_workflow_type text, p_agent text, p_limit integer) FROM PUBLIC;
 GRANT ALL ON FUNCTION public.list_workflow_runs(p_tenant_id uuid, p_status text, p_workflow_type text, p_agent text, p_limit integer) TO service_role;
 
-REVOKE ALL ON FUNCTION public.monitor_workflows(p_instance_id uuid, p_settings jsonb) FROM PUBLIC;
-GRANT ALL ON FUNCTION public.monitor_workflows(p_instance_id uuid, p_settings jsonb) TO service_role;
+REVOKE ALL ON FUNCTION public.monitor_workflows(p_instance_id uuid) FROM PUBLIC;
+GRANT ALL ON FUNCTION public.monitor_workflows(p_instance_id uuid) TO service_role;
 
 REVOKE ALL ON FUNCTION public.note_sweep(p_instance_id uuid, p_sweep jsonb) FROM PUBLIC;
 GRANT ALL ON FUNCTION public.note_sweep(p_instance_id uuid, p_sweep jsonb) TO service_role;
@@ -7720,8 +9101,8 @@ GRANT ALL ON FUNCTION public.request_wake(p_tenant_id uuid, p_gateway text, p_ag
 REVOKE ALL ON FUNCTION public.requeue_inbox_items(p_tenant_id uuid, p_gateway text, p_agent text, p_item_ids uuid[]) FROM PUBLIC;
 GRANT ALL ON FUNCTION public.requeue_inbox_items(p_tenant_id uuid, p_gateway text, p_agent text, p_item_ids uuid[]) TO service_role;
 
-REVOKE ALL ON FUNCTION public.respawn_workflow_run(p_instance_id uuid, p_run_id uuid, p_claim_token uuid, p_settings jsonb, p_request uuid) FROM PUBLIC;
-GRANT ALL ON FUNCTION public.respawn_workflow_run(p_instance_id uuid, p_run_id uuid, p_claim_token uuid, p_settings jsonb, p_request uuid) TO service_role;
+REVOKE ALL ON FUNCTION public.respawn_workflow_run(p_instance_id uuid, p_run_id uuid, p_claim_token uuid, p_request uuid) FROM PUBLIC;
+GRANT ALL ON FUNCTION public.respawn_workflow_run(p_instance_id uuid, p_run_id uuid, p_claim_token uuid, p_request uuid) TO service_role;
 
 REVOKE ALL ON FUNCTION public.retry_workflow_run(p_tenant_id uuid, p_run_id uuid, p_actor text, p_reason text) FROM PUBLIC;
 GRANT ALL ON FUNCTION public.retry_workflow_run(p_tenant_id uuid, p_run_id uuid, p_actor text, p_reason text) TO service_role;
@@ -7754,6 +9135,10 @@ GRANT SELECT ON TABLE dispatcher.made_objects TO service_role;
 GRANT SELECT ON TABLE dispatcher.migrations TO service_role;
 
 GRANT SELECT ON TABLE dispatcher.owned_objects TO service_role;
+
+GRANT ALL ON TABLE public.workflow_claims TO service_role;
+
+GRANT SELECT ON TABLE dispatcher.taken_wakes TO service_role;
 
 GRANT ALL ON TABLE public.agent_budgets TO service_role;
 GRANT SELECT ON TABLE public.agent_budgets TO authenticated;
@@ -7819,14 +9204,7 @@ GRANT SELECT ON TABLE public.workflow_approvals TO authenticated;
 
 GRANT ALL ON SEQUENCE public.workflow_audit_log_id_seq TO service_role;
 
-GRANT ALL ON TABLE public.workflow_claims TO service_role;
-
-GRANT ALL ON TABLE public.workflow_notifications TO service_role;
-
 GRANT ALL ON TABLE public.workflow_respawns TO service_role;
-
-GRANT SELECT,INSERT,REFERENCES,TRIGGER,MAINTAIN ON TABLE public.workflow_run_events TO service_role;
-GRANT SELECT ON TABLE public.workflow_run_events TO authenticated;
 
 GRANT ALL ON SEQUENCE public.workflow_run_events_id_seq TO service_role;
 

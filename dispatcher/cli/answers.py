@@ -43,13 +43,6 @@ class Invalid(TypedDict):
     faults: list[str]
 
 
-class BadType(TypedDict):
-    """A workflow type no run can have."""
-
-    code: Literal["bad_type"]
-    applied: Literal[False]
-
-
 class BudgetNotSet(TypedDict):
     """No such budget, or another one in its place."""
 
@@ -271,6 +264,7 @@ class BudgetEnded(TypedDict):
 
 class LedgerDetail(TypedDict):
     cancelled_run_ids: NotRequired[list[Any]]
+    cancelled_runs: NotRequired[Any]
 
 
 class LedgerRow(TypedDict):
@@ -296,13 +290,13 @@ SHAPES: Final[Mapping[str, tuple[Any, ...]]] = {
     "list_wakes": (Wakes, UnknownGateway, UnknownAgent),
     "list_workflow_runs": (Runs,),
     "show_workflow_run": (ShownRun, NotFound),
-    "enqueue_workflow_run": (Enqueued, BadType),
+    "enqueue_workflow_run": (Enqueued, Invalid),
     "cancel_workflow_run": (RunChange, NotFound),
     "retry_workflow_run": (RunChange, NotFound),
     "workflow_stats": (Stats,),
     "set_workflow_route": (RouteSet, Invalid),
     "remove_workflow_route": (RouteRemoved,),
-    "seed_workflow_routes": (RoutesSeeded,),
+    "seed_workflow_routes": (RoutesSeeded, Invalid),
     "list_budgets": (Budgets,),
     "set_budget": (BudgetSet, Invalid, BudgetNotSet),
     "deactivate_budget": (SeveralBudgets, BudgetEnded),

@@ -153,7 +153,7 @@ def ledger(limit: Annotated[int, typer.Option("--limit", min=1, max=1000)] = 50,
 
 def _ledger_row(event: Mapping[str, Any]) -> list[object]:
     detail = event["detail"]
-    cancelled = len(detail.get("cancelled_run_ids", ())) or None
+    cancelled = detail.get("cancelled_runs") or None
     facts = {**event, "spend_usd": detail.get("spend_usd"), "cap_usd": detail.get("cap_usd"), "cancelled": cancelled}
     return [facts[name] for name in LEDGER]
 

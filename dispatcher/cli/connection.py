@@ -9,7 +9,7 @@ from typing import Any
 
 from dispatcher.cli.answers import checked, checked_rows
 from dispatcher.config import Settings, load_settings
-from dispatcher.errors import DispatcherError, MigrationsMissing, RestError, UnknownGateway
+from dispatcher.errors import DispatcherError, MigrationsMissing, RestError, ServiceUnavailable, UnknownGateway
 from dispatcher.instance.store import unknown_gateway_text
 from dispatcher.logs import configure_logging
 from dispatcher.supabase.network import network_of
@@ -17,6 +17,8 @@ from dispatcher.supabase.rest import RestClient
 
 MISSING_FUNCTION = "PGRST202"
 MISSING_TABLE = "42P01"
+# Each try waits two or three seconds in the database.
+BUSY_TRIES = 3
 
 
 class Operator:
@@ -42,7 +44,7 @@ class Operator:
         """As `call`, for what belongs to the tenant as a whole."""
         scope = {"p_tenant_id": str(self.settings.tenant_id)}
         try:
-            answer: object = self._rest.rpc(function, {**scope, **arguments}, retry=False)
+            answer = self._ask(function, {**scope, **arguments})
         except RestError as error:
             if error.code == MISSING_FUNCTION:
                 raise migrations_missing(function) from error
@@ -52,6 +54,14 @@ class Operator:
                 ) from error
             raise
         return checked(function, answer)
+
+    def _ask(self, function: str, arguments: dict[str, object]) -> object:
+        """The function's answer; asked again while another session holds a row that it needs."""
+        for _ in range(BUSY_TRIES):
+            answer: object = self._rest.rpc(function, arguments, retry=False)
+            if not isinstance(answer, dict) or answer.get("code") != "busy":
+                return answer
+        raise ServiceUnavailable(f"{function}: another session holds what this needs. Try again in a moment.")
 
     def rows(self, table: str, query: Mapping[str, str]) -> list[dict[str, Any]]:
         """Rows of a table, each with the columns of `query["select"]`; see `RestClient.select`."""

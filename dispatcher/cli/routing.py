@@ -87,6 +87,8 @@ def seed_routes(as_json: Json = False) -> None:
     """Add the reference routes, where a type has none yet."""
     with operator() as gateway:
         answer = gateway.call_for_tenant("seed_workflow_routes")
+    if "seeded" not in answer:
+        raise DispatcherError("; ".join(answer["faults"]))
     _tell(answer, as_json, f"{answer['seeded']} route(s) added.")
 
 

@@ -5,7 +5,6 @@ from __future__ import annotations
 import getpass
 import json
 from collections.abc import Mapping
-from datetime import UTC, datetime, timedelta
 from typing import Annotated, Any
 from uuid import UUID
 
@@ -109,13 +108,13 @@ def enqueue(
         "p_initiator": actor(),
         "p_agent": agent,
         "p_task_id": task,
-        "p_not_before": (datetime.now(UTC) + timedelta(seconds=delay)).isoformat() if delay else None,
+        "p_delay_seconds": delay or None,
         "p_request_key": key,
     }
     with operator() as gateway:
         answer = gateway.call_for_tenant("enqueue_workflow_run", **arguments)
     if not answer["applied"]:
-        raise typer.BadParameter("must be 1 to 200 characters", param_hint="TYPE")
+        raise typer.BadParameter("; ".join(answer["faults"]))
     if as_json:
         print_json(answer)
         return

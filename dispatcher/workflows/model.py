@@ -32,23 +32,38 @@ class RowError:
 
 
 @dataclass(frozen=True, slots=True)
-class TickAnswer:
-    """Answer of `dispatch_workflows`. `next_in`: seconds until something is due by itself, None when nothing is.
+class Look:
+    """Answer of phase `look`: the phases that have something to do, in their order."""
 
+    due: tuple[str, ...]
+    stops: tuple[StopOrder, ...]
+
+    @classmethod
+    def read(cls, answer: Answer) -> Look:
+        """Raises MalformedAnswer."""
+        return cls(tuple(str(phase) for phase in answer.list("due")), stop_orders(answer))
+
+
+@dataclass(frozen=True, slots=True)
+class PhaseAnswer:
+    """Answer of one pass of a phase of `dispatch_workflows`.
+
+    `busy`: another daemon's pass is under way, nothing was done. `locked`: groups of runs that another session holds.
     `budgets_open`: whether the `budget_error` had runs dispatched without their budgets.
     """
 
+    phase: str
     busy: bool
+    again: bool
     counts: Mapping[str, int]
     held: int
     stopped: int
     warned: int
+    locked: int
+    held_by: Mapping[str, object]
     errors: tuple[RowError, ...]
     budget_error: str | None
     budgets_open: bool
-    again: bool
-    next_in: float | None
-    stops: tuple[StopOrder, ...]
 
     @property
     def notifies(self) -> bool:
@@ -57,29 +72,39 @@ class TickAnswer:
 
     @property
     def did_something(self) -> bool:
-        """Whether this tick is worth a line for people."""
+        """Whether a run changed its state."""
         return any(self.counts.values()) or bool(self.stopped)
 
     @classmethod
-    def read(cls, answer: Answer) -> TickAnswer:
+    def read(cls, answer: Answer) -> PhaseAnswer:
         """Raises MalformedAnswer."""
-        stops = stop_orders(answer)
-        if answer.flag("busy"):
-            return cls(True, dict.fromkeys(COUNTS, 0), 0, 0, 0, (), None, False, False, None, stops)
-        enforcement = answer.part("budget_enforcement")
         return cls(
-            busy=False,
+            phase=answer.text("phase"),
+            busy=answer.flag("busy"),
+            again=answer.flag("again"),
             counts={name: answer.count(name) for name in COUNTS},
-            held=enforcement.count("held"),
-            stopped=enforcement.count("stopped"),
-            warned=enforcement.count("warned"),
+            held=answer.count("held"),
+            stopped=answer.count("stopped"),
+            warned=answer.count("warned"),
+            locked=answer.count("locked"),
+            held_by=answer.part("held_by").fields if answer.value("held_by") is not None else {},
             errors=tuple(_row_error(row) for row in answer.parts("errors")),
             budget_error=answer.text_or_none("budget_error"),
-            budgets_open=answer.flag("budgets_open"),
-            again=answer.flag("again"),
-            next_in=answer.seconds_or_none("next_in"),
-            stops=stops,
+            budgets_open=answer.value("budgets_open") is True,
         )
+
+
+@dataclass(frozen=True, slots=True)
+class Note:
+    """Answer of phase `note`. `next_in`: seconds until something is due by itself, None when nothing is."""
+
+    next_in: float | None
+    stops: tuple[StopOrder, ...]
+
+    @classmethod
+    def read(cls, answer: Answer) -> Note:
+        """Raises MalformedAnswer."""
+        return cls(answer.seconds_or_none("next_in"), stop_orders(answer))
 
 
 def _row_error(row: Answer) -> RowError:

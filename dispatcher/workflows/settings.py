@@ -1,4 +1,4 @@
-"""The settings that the workflow functions read; every call carries them."""
+"""The settings that the workflow functions read, as the instance's row keeps them."""
 
 from __future__ import annotations
 

@@ -7,10 +7,10 @@ from typing import Any, Final, Protocol
 from uuid import UUID
 
 from dispatcher.answers import Answer
-from dispatcher.workflows.model import Delivery, Outbox, Respawn, Suspect, TickAnswer, Watch
+from dispatcher.workflows.model import Delivery, Look, Note, Outbox, PhaseAnswer, Respawn, Suspect, Watch
 
-# A tick over a long queue with many budgets may take longer than an ordinary call.
-TICK_SECONDS: Final = 20.0
+# A pass over a long queue with many budgets may take longer than an ordinary call.
+PHASE_SECONDS: Final = 20.0
 
 
 class Rpc(Protocol):
@@ -24,15 +24,23 @@ class Rpc(Protocol):
 class WorkflowStore:
     """The workflow functions. Errors are those of `RestClient.rpc`, and MalformedAnswer."""
 
-    def __init__(self, rest: Rpc, instance_id: Callable[[], UUID], settings: Mapping[str, object]) -> None:
+    def __init__(self, rest: Rpc, instance_id: Callable[[], UUID]) -> None:
         self._rest = rest
         self._instance_id = instance_id
-        self._settings = dict(settings)
 
-    def tick(self) -> TickAnswer:
-        """One tick for the tenant; a repeat finds what is left to do."""
-        params = {"p_settings": self._settings}
-        return TickAnswer.read(self._call("dispatch_workflows", params, retry=True, timeout=TICK_SECONDS))
+    def look_at_runs(self) -> Look:
+        """Which phases of a tick have something to do."""
+        return Look.read(self._call("dispatch_workflows", {"p_phase": "look"}, retry=True))
+
+    def run_phase(self, phase: str) -> PhaseAnswer:
+        """One pass of one phase for the tenant; a repeat finds what is left to do."""
+        params = {"p_phase": phase}
+        return PhaseAnswer.read(self._call("dispatch_workflows", params, retry=True, timeout=PHASE_SECONDS))
+
+    def note_tick(self, facts: Mapping[str, object]) -> Note:
+        """Keeps what a tick did, for `runs stats`; answers when the next is due."""
+        params = {"p_phase": "note", "p_facts": dict(facts)}
+        return Note.read(self._call("dispatch_workflows", params, retry=True))
 
     def claim_notifications(self, limit: int, lease_seconds: int, known_agents: Iterable[str]) -> Outbox:
         """Up to `limit` notifications that are due."""
@@ -47,7 +55,7 @@ class WorkflowStore:
 
     def watch(self) -> Watch:
         """What the monitor has to look at."""
-        return Watch.read(self._call("monitor_workflows", {"p_settings": self._settings}, retry=True))
+        return Watch.read(self._call("monitor_workflows", {}, retry=True))
 
     def respawn(self, suspect: Suspect, request: UUID) -> Respawn:
         """The grant of a new process for an orphan, or why there is none.
@@ -57,7 +65,6 @@ class WorkflowStore:
         params = {
             "p_run_id": str(suspect.run_id),
             "p_claim_token": str(suspect.claim_token),
-            "p_settings": self._settings,
             "p_request": str(request),
         }
         return Respawn.read(self._call("respawn_workflow_run", params, retry=True))

@@ -108,7 +108,9 @@ comment on column public.workflow_runs.cost_estimate is 'What the agent reported
 comment on column public.workflow_runs.reserved_usd is 'What was set aside for it at its dispatch; counts in budgets until a cost is reported.';
 comment on column public.workflow_runs.accounted_at is 'When its cost was booked, which decides the budget period: its first report, or its end without one.';
 create index if not exists workflow_runs_queued on public.workflow_runs (tenant_id, workflow_type, priority, queued_at) where status = 'queued';
-create index if not exists workflow_runs_unrouted on public.workflow_runs (tenant_id) where status = 'queued' and blocker_type = 'no_route';
+drop index if exists public.workflow_runs_unrouted;
+create index if not exists workflow_runs_no_route on public.workflow_runs (tenant_id, workflow_type)
+  where status = 'queued' and blocker_type = 'no_route';
 create index if not exists workflow_runs_active on public.workflow_runs (tenant_id, workflow_type, status)
   where status in ('dispatched', 'claimed', 'running');
 create index if not exists workflow_runs_held_active on public.workflow_runs (tenant_id, workflow_type)
@@ -200,7 +202,7 @@ create table if not exists public.workflow_claims (
   claimed_at timestamptz not null default now(),
   ended_at timestamptz,
   ended_as text,
-  wake_id uuid references public.agent_wakes (id) on delete set null,
+  wake_id uuid,
   worked_at timestamptz,
   cost_usd numeric(12, 6),
   tokens bigint,
@@ -209,7 +211,11 @@ create table if not exists public.workflow_claims (
 );
 comment on table public.workflow_claims is
   'Every claim of a run: which session held which attempt and how that ended. Costs of a claim that was lost are booked here, once.';
-alter table public.workflow_claims add column if not exists wake_id uuid references public.agent_wakes (id) on delete set null;
+comment on column public.workflow_claims.wake_id is
+  'The wake it was made in. No foreign key, as for workflow_runs.wake_id: its check would wait for whoever holds the wake.';
+alter table public.workflow_claims drop constraint if exists workflow_claims_wake_id_fkey;
+alter table public.workflow_runs drop constraint if exists workflow_runs_wake_id_fkey;
+alter table public.workflow_claims add column if not exists wake_id uuid;
 alter table public.workflow_claims add column if not exists worked_at timestamptz;
 create index if not exists workflow_claims_by_wake on public.workflow_claims (wake_id) where wake_id is not null;
 create index if not exists workflow_claims_by_run on public.workflow_claims (run_id, claimed_at);
@@ -343,13 +349,10 @@ begin
 end
 $$;
 
--- A respawned orphan is a wake like any other, on a path of its own; a run that ends from outside asks for the end of its process.
+-- A respawned orphan is a wake like any other, on a path of its own.
 alter table public.agent_wakes add column if not exists workflow_run_id uuid references public.workflow_runs (id) on delete set null;
-
-alter table public.agent_wakes add column if not exists stop_cause text;
+alter table public.agent_wakes drop column if exists stop_cause;
 comment on column public.agent_wakes.workflow_run_id is 'The orphaned run this wake was started for.';
-comment on column public.agent_wakes.stop_cause is 'Set when the run its process works on was ended from outside: its instance stops the process.';
-create index if not exists agent_wakes_to_stop on public.agent_wakes (instance_id) where stop_cause is not null and ended_at is null;
 create index if not exists agent_wakes_by_workflow_run on public.agent_wakes (workflow_run_id) where workflow_run_id is not null;
 
 do $$
@@ -359,10 +362,6 @@ begin
     alter table public.agent_wakes drop constraint if exists agent_wakes_path_check;
     alter table public.agent_wakes add constraint agent_wakes_path_check
       check (path in ('event', 'sweep', 'waitlist', 'due', 'command', 'workflow'));
-  end if;
-  if not exists (select from pg_catalog.pg_constraint where conrelid = 'public.workflow_runs'::regclass and conname = 'workflow_runs_wake_id_fkey') then
-    alter table public.workflow_runs add constraint workflow_runs_wake_id_fkey
-      foreign key (wake_id) references public.agent_wakes (id) on delete set null;
   end if;
   perform dispatcher.publish_table('workflow_runs');
 end

@@ -1,4 +1,5 @@
--- The state table of workflow runs, kept by triggers, and the hints that follow from changes.
+-- The state table of workflow runs, kept by trigger; the trail of its transitions; and the hints that follow from changes.
+-- Triggers here lock no row but those their statement has changed. What tells of a transition never undoes it.
 begin;
 set local lock_timeout = '3s';
 
@@ -8,7 +9,23 @@ as $$
   select coalesce((select timeout_minutes from public.workflow_agent_routing
                     where tenant_id = p_tenant_id and workflow_type = p_workflow_type), 60)
 $$;
-comment on function dispatcher.workflow_timeout_minutes(uuid, text) is 'For how long a run of a type may be worked on: its route''s minutes, else 60.';
+comment on function dispatcher.workflow_timeout_minutes(uuid, text) is
+  'For how long a run of a type may be worked on: its route''s minutes, else 60.';
+
+create or replace function dispatcher.deadline_of_run(p_claimed_at timestamptz, p_minutes integer) returns timestamptz
+language sql stable set search_path = ''
+as $$ select least(p_claimed_at, now() + interval '1 year') + make_interval(mins => p_minutes) $$;
+comment on function dispatcher.deadline_of_run(timestamptz, integer) is
+  'When a claim runs out. A claim from beyond any clock counts from a year ahead, so that no sum overflows.';
+
+create or replace function dispatcher.put_off(p_deadline timestamptz, p_held_since timestamptz) returns timestamptz
+language sql stable set search_path = ''
+as $$
+  select case when isfinite(p_deadline) and p_deadline < now() + interval '5000 years' and p_held_since between '1970-01-01Z' and now()
+              then p_deadline + (now() - p_held_since) else p_deadline end
+$$;
+comment on function dispatcher.put_off(timestamptz, timestamptz) is
+  'A deadline, later by the time a run was held; unchanged where one of the two is no known time.';
 
 create or replace function dispatcher.guard_workflow_transition() returns trigger
 language plpgsql volatile set search_path = ''
@@ -25,18 +42,20 @@ begin
    where from_status = old.status and to_status = new.status;
   if not found
      or (v_transition.needs_override and coalesce(current_setting('dispatcher.override_run', true), '') <> old.id::text)
-     or (old.status = any (v_side) and new.status <> all (v_side || array['cancelled']) and new.status is distinct from old.paused_from) then
+     or (old.status = any (v_side) and new.status <> all (v_side || array['cancelled'])
+         and new.status is distinct from old.paused_from) then
     raise exception 'a run may not go from % to %', old.status, new.status using errcode = 'OD010',
       detail = format('run %s%s', old.id, case when old.paused_from is not null then ', held since it was ' || old.paused_from else '' end),
       hint = 'The state table is workflow_run_transitions.';
   end if;
   new.paused_from := case when new.status = any (v_side) then coalesce(old.paused_from, old.status) end;
   new.paused_at := case when new.status = any (v_side) then coalesce(old.paused_at, now()) end;
-  if old.status = any (v_side) then
-    -- It was held, not silent: whoever has it, or should take it, gets the usual time anew, and for its work what was left of it.
-    new.last_heartbeat_at := case when new.status in ('claimed', 'running') then now() else new.last_heartbeat_at end;
-    new.deadline_at := case when new.status in ('claimed', 'running') then new.deadline_at + (now() - old.paused_at) else new.deadline_at end;
-    new.dispatched_at := case when new.status = 'dispatched' then now() else new.dispatched_at end;
+  if old.status = any (v_side) and new.status in ('claimed', 'running') then
+    -- It was held, not silent: whoever has it gets the usual time anew, and for its work what was left of it.
+    new.last_heartbeat_at := now();
+    new.deadline_at := dispatcher.put_off(new.deadline_at, old.paused_at);
+  elsif old.status = any (v_side) and new.status = 'dispatched' then
+    new.dispatched_at := now();
   end if;
   new.updated_at := now();
   return dispatcher.complete_workflow_row(new);
@@ -63,8 +82,10 @@ begin
     p_run.claimed_at := coalesce(p_run.claimed_at, p_run.started_at, now());
     p_run.claim_token := coalesce(p_run.claim_token, gen_random_uuid());
     p_run.last_heartbeat_at := coalesce(p_run.last_heartbeat_at, now());
-    p_run.deadline_at := coalesce(p_run.deadline_at, p_run.claimed_at
-      + make_interval(mins => dispatcher.workflow_timeout_minutes(p_run.tenant_id, p_run.workflow_type)));
+    if p_run.deadline_at is null then
+      p_run.deadline_at := dispatcher.deadline_of_run(p_run.claimed_at,
+        dispatcher.workflow_timeout_minutes(p_run.tenant_id, p_run.workflow_type));
+    end if;
   end if;
   if p_run.status in ('running', 'completed') then
     p_run.started_at := coalesce(p_run.started_at, p_run.claimed_at, p_run.finished_at, now());
@@ -101,26 +122,76 @@ end
 $$;
 comment on function dispatcher.prepare_workflow_run() is 'Before an insert of a run: the times and keys its state implies.';
 
+create or replace function dispatcher.settle_constraints(p_table regclass) returns void
+language plpgsql volatile set search_path = ''
+as $$
+begin
+  if exists (select from pg_catalog.pg_trigger where tgrelid = p_table and tgdeferrable) then
+    set constraints all immediate;
+  end if;
+end
+$$;
+comment on function dispatcher.settle_constraints(regclass) is
+  'Has deferred constraints say what they have to say now, where a table has any: what waits for the commit would take everything with it.';
+
+create or replace function dispatcher.workflow_actor() returns text
+language plpgsql stable set search_path = ''
+as $$
+begin
+  return coalesce(nullif(current_setting('dispatcher.actor', true), ''),
+                  nullif(current_setting('request.jwt.claims', true), '')::jsonb ->> 'sub', current_user);
+exception when others then
+  if dispatcher.must_abort(sqlstate) then raise; end if;
+  return current_user;
+end
+$$;
+comment on function dispatcher.workflow_actor() is
+  'Who acts in this transaction: what note_workflow_actor said, else the subject of the token, else the role.';
+
+create or replace function dispatcher.write_run_events(p_events public.workflow_run_events[]) returns void
+language plpgsql volatile set search_path = ''
+as $$
+begin
+  insert into public.workflow_run_events (tenant_id, run_id, from_status, to_status, attempt, actor, reason)
+  select event.tenant_id, event.run_id, event.from_status, event.to_status, event.attempt, event.actor, event.reason
+    from unnest(p_events) as event;
+  perform dispatcher.settle_constraints('public.workflow_run_events');
+exception when others then
+  if dispatcher.must_abort(sqlstate) then raise; end if;
+  if cardinality(p_events) > 1 then  -- one that cannot be written costs the others nothing
+    perform dispatcher.write_run_events(array[event]) from unnest(p_events) as event;
+  else
+    perform dispatcher.note_fault(p_events[1].tenant_id, null, 'event of a run', format('%s (%s)', sqlerrm, sqlstate));
+  end if;
+end
+$$;
+comment on function dispatcher.write_run_events(public.workflow_run_events[]) is
+  'Writes events of runs. A side write: one that cannot be written is a fault that is noted, and the transition stands.';
+
 create or replace function dispatcher.record_workflow_transition() returns trigger
 language plpgsql volatile set search_path = ''
 as $$
 declare
-  v_actor constant text := coalesce(nullif(current_setting('dispatcher.actor', true), ''),
-                                    nullif(current_setting('request.jwt.claims', true), '')::jsonb ->> 'sub', current_user);
+  v_actor text;
+  v_reason text;
+  v_events public.workflow_run_events[];
 begin
-  insert into public.workflow_run_events (tenant_id, run_id, from_status, to_status, attempt, actor, reason)
-  values (new.tenant_id, new.id, old.status, new.status, new.dispatch_attempts, v_actor, nullif(current_setting('dispatcher.reason', true), ''));
-  -- Taken away from whoever works on it: the process it has at one of our daemons must end.
-  if old.wake_id is not null and old.status <> new.status
-     and (new.status in ('cancelled', 'timed_out') or (new.status in ('queued', 'failed') and v_actor = 'dispatcher')) then
-    update public.agent_wakes set stop_cause = format('run %s is %s', new.id, new.status)
-     where id = old.wake_id and state in ('starting', 'running') and stop_cause is null;
+  if not exists (select from new_runs as run join old_runs as before on before.id = run.id
+                  where run.status <> before.status or run.dispatch_attempts <> before.dispatch_attempts) then
+    return null;
   end if;
+  v_actor := dispatcher.workflow_actor();
+  v_reason := nullif(current_setting('dispatcher.reason', true), '');
+  select array_agg(row(null, run.tenant_id, run.id, before.status, run.status, run.dispatch_attempts, v_actor, v_reason,
+                       null)::public.workflow_run_events order by run.queued_at, run.id)
+    into v_events
+    from new_runs as run join old_runs as before on before.id = run.id
+   where run.status <> before.status or run.dispatch_attempts <> before.dispatch_attempts;
+  perform dispatcher.write_run_events(v_events);
   return null;
 end
 $$;
-comment on function dispatcher.record_workflow_transition() is
-  'After a transition: its event, and where the run was taken away from outside, the request to stop the process that works on it.';
+comment on function dispatcher.record_workflow_transition() is 'After an update of runs: one event per transition.';
 
 create or replace function dispatcher.refuse_workflow_event_change() returns trigger
 language plpgsql set search_path = ''
@@ -136,8 +207,7 @@ create or replace trigger workflow_runs_prepare before insert on public.workflow
 create or replace trigger workflow_runs_guard before update on public.workflow_runs for each row execute function dispatcher.guard_workflow_transition();
 
 create or replace trigger workflow_runs_record after update on public.workflow_runs
-  for each row when (old.status is distinct from new.status or old.dispatch_attempts is distinct from new.dispatch_attempts)
-  execute function dispatcher.record_workflow_transition();
+  referencing old table as old_runs new table as new_runs for each statement execute function dispatcher.record_workflow_transition();
 
 create or replace trigger workflow_run_events_append_only before update on public.workflow_run_events
   for each row execute function dispatcher.refuse_workflow_event_change();
@@ -145,7 +215,8 @@ create or replace trigger workflow_run_events_append_only before update on publi
 create or replace function dispatcher.note_workflow_actor(p_actor text, p_reason text) returns void
 language sql volatile set search_path = ''
 as $$
-  select set_config('dispatcher.actor', coalesce(p_actor, ''), true), set_config('dispatcher.reason', coalesce(left(p_reason, 1000), ''), true)
+  select set_config('dispatcher.actor', coalesce(left(p_actor, 300), ''), true),
+         set_config('dispatcher.reason', coalesce(left(p_reason, 1000), ''), true)
 $$;
 comment on function dispatcher.note_workflow_actor(text, text) is 'Who acts, and why: what the next transitions of this transaction record.';
 
@@ -159,76 +230,78 @@ begin
             limit 20) as live;
 exception when others then
   -- A hint is worth less than the row it speaks of; the next tick finds the row.
-  null;
+  perform dispatcher.note_fault(p_tenant_id, null, 'hint', format('%s (%s)', sqlerrm, sqlstate));
 end
 $$;
-comment on function dispatcher.hint_workflow_daemons(uuid, uuid) is 'Hints the tenant''s living daemons that runs are to be looked at. Never fails.';
+comment on function dispatcher.hint_workflow_daemons(uuid, uuid) is
+  'Hints the tenant''s living daemons that runs are to be looked at. Never fails.';
 
 create or replace function dispatcher.hint_workflow_insert() returns trigger
 language plpgsql volatile security definer set search_path = ''
 as $$
-declare
-  v_tenant record;
 begin
-  for v_tenant in select tenant_id, (array_agg(id))[1] as run_id from new_runs where status = 'queued' group by tenant_id loop
-    perform dispatcher.hint_workflow_daemons(v_tenant.tenant_id, v_tenant.run_id);
-  end loop;
+  perform dispatcher.hint_workflow_daemons(hint.tenant_id, hint.run_id)
+     from (select tenant_id, (array_agg(id))[1] as run_id from new_runs where status = 'queued' group by tenant_id) as hint;
   return null;
 exception when others then
   return null;
 end
 $$;
-comment on function dispatcher.hint_workflow_insert() is 'After an insert of queued runs: one hint to each living daemon of the tenant. Never fails the insert.';
+comment on function dispatcher.hint_workflow_insert() is
+  'After an insert of queued runs: one hint to each living daemon of the tenant. Never fails the insert.';
 
 create or replace function dispatcher.hint_workflow_update() returns trigger
 language plpgsql volatile security definer set search_path = ''
 as $$
 begin
-  -- The daemon's own tick looks again by itself.
-  if coalesce(current_setting('dispatcher.quiet', true), '') = 'on' then
+  if dispatcher.is_quiet() then  -- a tick looks again by itself
     return null;
   end if;
-  if new.status = 'queued'
-     or (coalesce(old.paused_from, old.status) in ('dispatched', 'claimed', 'running')
-         and exists (select from public.workflow_runs where tenant_id = new.tenant_id and workflow_type = new.workflow_type and status = 'queued'))
-     or old.wake_id is not null then
-    perform dispatcher.hint_workflow_daemons(new.tenant_id, new.id);
-  end if;
+  perform dispatcher.hint_workflow_daemons(hint.tenant_id, hint.run_id)
+     from (select run.tenant_id, (array_agg(run.id))[1] as run_id
+             from new_runs as run join old_runs as before on before.id = run.id and before.status <> run.status
+            where run.status in ('queued', 'completed', 'failed', 'timed_out', 'cancelled')
+              and (run.status = 'queued' or before.wake_id is not null
+                   or (coalesce(before.paused_from, before.status) in ('dispatched', 'claimed', 'running')
+                       and exists (select from public.workflow_runs as waiting
+                                    where waiting.tenant_id = run.tenant_id and waiting.workflow_type = run.workflow_type
+                                      and waiting.status = 'queued')))
+            group by run.tenant_id) as hint;
   return null;
 exception when others then
   return null;
 end
 $$;
 comment on function dispatcher.hint_workflow_update() is
-  'After a run came back to the queue, or gave up its slot while others of its type wait: a hint to the tenant''s living daemons. Never fails the update.';
+  'After runs came back to the queue, or gave up their slots while others of their type wait: one hint per statement to the tenant''s living daemons. Never fails the update.';
 
 create or replace function dispatcher.hint_workflow_rules() returns trigger
 language plpgsql volatile security definer set search_path = ''
 as $$
 begin
-  perform dispatcher.hint_workflow_daemons(new.tenant_id, null);
+  perform dispatcher.hint_workflow_daemons(changed.tenant_id, null) from (select distinct tenant_id from new_rules) as changed;
   return null;
 exception when others then
   return null;
 end
 $$;
-comment on function dispatcher.hint_workflow_rules() is 'After a route or a budget changed: waiting runs may go out now. Never fails the change.';
+comment on function dispatcher.hint_workflow_rules() is
+  'After routes or budgets changed: waiting runs may go out now. One hint per statement. Never fails the change.';
 
 create or replace trigger workflow_runs_insert_hint after insert on public.workflow_runs
   referencing new table as new_runs for each statement execute function dispatcher.hint_workflow_insert();
 
-create or replace trigger workflow_runs_update_hint after update of status on public.workflow_runs
-  for each row when (old.status is distinct from new.status
-                     and new.status in ('queued', 'completed', 'failed', 'timed_out', 'cancelled'))
-  execute function dispatcher.hint_workflow_update();
+create or replace trigger workflow_runs_update_hint after update on public.workflow_runs
+  referencing old table as old_runs new table as new_runs for each statement execute function dispatcher.hint_workflow_update();
 
-create or replace trigger workflow_agent_routing_hint after insert or update on public.workflow_agent_routing
-  for each row execute function dispatcher.hint_workflow_rules();
+drop trigger if exists workflow_agent_routing_hint on public.workflow_agent_routing;
+create or replace trigger workflow_agent_routing_insert_hint after insert on public.workflow_agent_routing
+  referencing new table as new_rules for each statement execute function dispatcher.hint_workflow_rules();
+create or replace trigger workflow_agent_routing_update_hint after update on public.workflow_agent_routing
+  referencing new table as new_rules for each statement execute function dispatcher.hint_workflow_rules();
 
 create or replace trigger budgets_hint after update on public.budgets
-  for each row when (old.cap_usd is distinct from new.cap_usd or old.cap_tokens is distinct from new.cap_tokens or old.active is distinct from new.active
-                     or old.action_on_exceed is distinct from new.action_on_exceed)
-  execute function dispatcher.hint_workflow_rules();
+  referencing new table as new_rules for each statement execute function dispatcher.hint_workflow_rules();
 
 select dispatcher.restrict_functions();
 

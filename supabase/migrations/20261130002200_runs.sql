@@ -1,13 +1,14 @@
--- The life of a workflow run: the state table kept by trigger, and one function per thing that may happen to a run.
--- Each is one transaction on the database's clock; a refusal is data ({applied: false, code}), never an error.
--- Locks are always taken in this order: routes, the run, then what the wake functions lock.
+-- The life of a workflow run: one function per thing that may happen to a run. Each is one transaction on the database's clock; a
+-- refusal is data ({applied: false, code}), never an error. The only wait is for the run's own row (and its claim), and a short
+-- one: then the answer is `busy`, and the caller asks again. Locks are taken in this order: run, its claims, its notifications.
 begin;
 set local lock_timeout = '3s';
 
 create or replace function dispatcher.workflow_run_json(p_run public.workflow_runs) returns jsonb
 language sql stable set search_path = ''
 as $$ select to_jsonb(p_run) - array['claim_token', 'reserved_usd', 'reserved_tokens', 'request_key'] $$;
-comment on function dispatcher.workflow_run_json(public.workflow_runs) is 'A run as it is shown: everything but its fence and what is internal to budgets.';
+comment on function dispatcher.workflow_run_json(public.workflow_runs) is
+  'A run as it is shown: everything but its fence and what is internal to budgets.';
 
 create or replace function dispatcher.workflow_answer(p_code text, p_run public.workflow_runs) returns jsonb
 language sql stable set search_path = ''
@@ -18,24 +19,52 @@ $$;
 comment on function dispatcher.workflow_answer(text, public.workflow_runs) is
   'The answer of what may be done to a run: {applied, code, run_id, status, run}; run is the record as it is now, null when there is none.';
 
+create or replace function dispatcher.refuse_run(p_run_id uuid, p_code text) returns jsonb
+language sql immutable set search_path = ''
+as $$ select jsonb_build_object('applied', false, 'code', p_code, 'run_id', p_run_id, 'status', null, 'run', null) $$;
+comment on function dispatcher.refuse_run(uuid, text) is
+  'The refusal without a record: not_found, bad_session, or busy (another session holds the run, ask again).';
+
+create or replace function dispatcher.invalid(p_faults text[]) returns jsonb
+language sql immutable set search_path = ''
+as $$ select jsonb_build_object('applied', false, 'code', 'invalid', 'faults', to_jsonb(p_faults)) $$;
+comment on function dispatcher.invalid(text[]) is 'The refusal of arguments: {applied: false, code: invalid, faults}, every fault named.';
+
+create or replace function dispatcher.faults_of_text(p_name text, p_value text, p_longest integer, p_is_needed boolean) returns text[]
+language sql immutable set search_path = ''
+as $$
+  select case when p_is_needed and coalesce(btrim(p_value), '') = '' then array[p_name || ': empty']
+              when length(p_value) > p_longest
+              then array[format('%s: must be %s to %s characters', p_name, p_is_needed::integer, p_longest)] else '{}' end
+$$;
+comment on function dispatcher.faults_of_text(text, text, integer, boolean) is 'What is wrong with a text argument, if anything.';
+
+create or replace function dispatcher.faults_of_tenant(p_tenant_id uuid) returns text[]
+language sql stable set search_path = ''
+as $$
+  select case when exists (select from public.tenants where id = p_tenant_id) then '{}'::text[] else array['tenant_id: unknown'] end
+$$;
+comment on function dispatcher.faults_of_tenant(uuid) is 'A tenant that does not exist is a fault.';
+
 create or replace function dispatcher.lock_workflow_run(p_tenant_id uuid, p_run_id uuid) returns public.workflow_runs
 language sql volatile set search_path = ''
 as $$ select * from public.workflow_runs where id = p_run_id and tenant_id = p_tenant_id for update $$;
-comment on function dispatcher.lock_workflow_run(uuid, uuid) is 'The run, locked; all NULL when the tenant has none of that id.';
+comment on function dispatcher.lock_workflow_run(uuid, uuid) is
+  'The run, locked; all NULL when the tenant has none of that id. Waits for at most lock_timeout.';
 
 create or replace function dispatcher.workflow_claim_state(p_run public.workflow_runs, p_session text, p_claim_token uuid) returns text
 language sql immutable set search_path = ''
 as $$
   select case
     when p_run.id is null then 'not_found'
-    when p_run.session_id is null or p_run.session_id <> p_session
+    when p_session is null or p_run.session_id is distinct from p_session
       or (p_claim_token is not null and p_run.claim_token is distinct from p_claim_token) then 'not_yours'
     when p_run.status in ('claimed', 'running') then 'ok'
     when p_run.status in ('waiting_for_approval', 'blocked') then 'held'
     else 'finished' end
 $$;
 comment on function dispatcher.workflow_claim_state(public.workflow_runs, text, uuid) is
-  'Whether a session (and the claim token, where it gives one) holds a run: ok, held (paused, still its own), finished (was its own), not_yours, not_found.';
+  'Whether a session (and the claim token, where it gives one) holds a run: ok, held (paused, still its own), finished (was its own), not_yours, not_found. No session holds nothing.';
 
 create or replace function dispatcher.end_workflow_claim(p_run public.workflow_runs, p_as text) returns void
 language sql volatile set search_path = ''
@@ -44,17 +73,40 @@ as $$
 $$;
 comment on function dispatcher.end_workflow_claim(public.workflow_runs, text) is 'Closes the present claim of a run in the history of claims.';
 
+create or replace function dispatcher.drop_notifications(p_run_ids uuid[]) returns void
+language sql volatile set search_path = ''
+as $$
+  -- One that somebody holds is dropped when it is claimed: its run has moved on.
+  update public.workflow_notifications set state = 'obsolete'
+   where id in (select note.id from public.workflow_notifications as note
+                 where note.run_id = any (p_run_ids) and note.state = 'pending' for update skip locked)
+$$;
+comment on function dispatcher.drop_notifications(uuid[]) is 'Nobody has to be told of these runs any more. Never waits.';
+
+create or replace function dispatcher.known_tokens(p_input bigint, p_output bigint) returns bigint
+language sql immutable parallel safe set search_path = ''
+as $$
+  select case when num_nonnulls(p_input, p_output) > 0 and least(p_input, p_output) >= 0
+              then least(coalesce(p_input, 0)::numeric + coalesce(p_output, 0), 1e18)::bigint end
+$$;
+comment on function dispatcher.known_tokens(bigint, bigint) is
+  'The tokens that a row tells of; NULL when it tells of none, or of fewer than none.';
+
+create or replace function dispatcher.known_cost(p_cost numeric) returns numeric
+language sql immutable parallel safe set search_path = ''
+as $$ select case when p_cost >= 0 and p_cost < 'Infinity' then p_cost end $$;
+comment on function dispatcher.known_cost(numeric) is 'A cost of a row; NULL when it is none: not told, negative, NaN, infinite.';
+
 create or replace function dispatcher.settle_workflow_claim(p_run public.workflow_runs, p_as text) returns void
 language sql volatile set search_path = ''
 as $$
   -- Whoever gave a sign of life has worked: what it did not report counts as what was reserved for it, never as nothing.
   insert into public.workflow_claims as claim (
     claim_token, tenant_id, run_id, workflow_type, agent_id, session_id, attempt, claimed_at, ended_at, ended_as, cost_usd, tokens, accounted_at)
-  select coalesce(p_run.claim_token, gen_random_uuid()), p_run.tenant_id, p_run.id, p_run.workflow_type, p_run.owner_agent_id, coalesce(p_run.session_id, 'unknown'),
-         p_run.dispatch_attempts, coalesce(p_run.claimed_at, now()), now(), p_as,
-         case when p_run.cost_estimate >= 0 and p_run.cost_estimate <> 'NaN' then p_run.cost_estimate else p_run.reserved_usd end,
-         coalesce(case when least(p_run.input_tokens, p_run.output_tokens) >= 0 then coalesce(p_run.input_tokens, 0) + coalesce(p_run.output_tokens, 0) end,
-                  p_run.reserved_tokens),
+  select coalesce(p_run.claim_token, gen_random_uuid()), p_run.tenant_id, p_run.id, p_run.workflow_type, p_run.owner_agent_id,
+         coalesce(p_run.session_id, 'unknown'), p_run.dispatch_attempts, coalesce(p_run.claimed_at, now()), now(), p_as,
+         coalesce(dispatcher.known_cost(p_run.cost_estimate), p_run.reserved_usd),
+         coalesce(dispatcher.known_tokens(p_run.input_tokens, p_run.output_tokens), p_run.reserved_tokens),
          coalesce(p_run.accounted_at, now())
    where p_run.accounted_at is not null or p_run.started_at is not null
   on conflict (claim_token) do update set cost_usd = excluded.cost_usd, tokens = excluded.tokens, accounted_at = excluded.accounted_at
@@ -71,50 +123,93 @@ as $$
            where tenant_id = p_tenant_id and status = 'dispatched' and (p_agent is null or owner_agent_id = p_agent)
            order by priority desc, dispatched_at, id limit least(greatest(p_limit, 1), 100)) as pending
 $$;
-comment on function public.poll_workflow_runs(uuid, text, integer) is 'The runs that wait to be claimed by an agent (or by any): {agent, count, runs}.';
+comment on function public.poll_workflow_runs(uuid, text, integer) is
+  'The runs that wait to be claimed by an agent (or by any): {agent, count, runs}.';
+
+create or replace function dispatcher.is_same_attempt(p_run public.workflow_runs, p_session text, p_wake_id uuid) returns boolean
+language sql stable set search_path = ''
+as $$
+  -- One session name may serve attempt after attempt. The process of an earlier wake must not be handed what a later one holds.
+  select p_run.session_id = p_session
+     and (p_wake_id is null or p_run.wake_id is null or p_run.wake_id = p_wake_id
+          or (select asking.claimed_at >= holding.claimed_at from public.agent_wakes as asking, public.agent_wakes as holding
+               where asking.id = p_wake_id and holding.id = p_run.wake_id) is true)
+$$;
+comment on function dispatcher.is_same_attempt(public.workflow_runs, text, uuid) is
+  'Whether the session that asks for a run again is the one that holds it: the same name, and not from a wake before the one that holds it.';
+
+create or replace function dispatcher.refuse_claim(p_run public.workflow_runs, p_agent text) returns text
+language sql immutable set search_path = ''
+as $$
+  select case when p_run.status = 'queued' then 'not_dispatched'
+              when p_run.status in ('claimed', 'running') then 'claimed_by_another'
+              when p_run.finished_at is not null then 'finished'
+              when p_run.status <> 'dispatched' then 'held'
+              when p_agent is not null and p_agent is distinct from p_run.owner_agent_id then 'not_yours' end
+$$;
+comment on function dispatcher.refuse_claim(public.workflow_runs, text) is 'Why a run cannot be claimed by an agent; NULL when it can.';
+
+create or replace function dispatcher.claimed_answer(p_code text, p_run public.workflow_runs) returns jsonb
+language sql stable set search_path = ''
+as $$
+  select dispatcher.workflow_answer(p_code, p_run)
+         || jsonb_build_object('claim_token', p_run.claim_token, 'deadline_in', dispatcher.seconds_until(p_run.deadline_at))
+$$;
+comment on function dispatcher.claimed_answer(text, public.workflow_runs) is
+  'The answer to who holds a run now, with its fence; deadline_in (s) is NULL when the deadline is no known time.';
+
+create or replace function dispatcher.take_run(p_run public.workflow_runs, p_session text, p_agent text, p_wake_id uuid)
+returns public.workflow_runs
+language plpgsql volatile set search_path = ''
+as $$
+begin
+  perform dispatcher.note_workflow_actor(coalesce(p_agent, p_run.owner_agent_id), null);
+  update public.workflow_runs as run
+     set status = 'claimed', claimed_at = now(), claimed_by = coalesce(p_agent, run.owner_agent_id), session_id = p_session,
+         claim_token = gen_random_uuid(), last_heartbeat_at = now(), started_at = null, blocker_type = null, blocker_description = null,
+         deadline_at = dispatcher.deadline_of_run(now(), dispatcher.workflow_timeout_minutes(run.tenant_id, run.workflow_type)),
+         wake_id = (select wake.id from public.agent_wakes as wake
+                     where wake.id = p_wake_id and wake.tenant_id = run.tenant_id and wake.state in ('starting', 'running'))
+   where id = p_run.id returning * into p_run;
+  insert into public.workflow_claims (claim_token, tenant_id, run_id, workflow_type, agent_id, session_id, attempt, wake_id)
+  values (p_run.claim_token, p_run.tenant_id, p_run.id, p_run.workflow_type, p_run.owner_agent_id, p_session,
+          p_run.dispatch_attempts, p_run.wake_id);
+  perform dispatcher.drop_notifications(array[p_run.id]);
+  return p_run;
+end
+$$;
+comment on function dispatcher.take_run(public.workflow_runs, text, text, uuid) is
+  'Gives a dispatched run, which the caller has locked, to a session: a new fence, a deadline, a line in the history of claims.';
 
 create or replace function public.claim_workflow_run(
   p_tenant_id uuid, p_run_id uuid, p_session text, p_agent text default null, p_wake_id uuid default null
 ) returns jsonb
-language plpgsql volatile set search_path = '' set lock_timeout = '8s'
+language plpgsql volatile set search_path = '' set lock_timeout = '2s'
 as $$
 declare
   v_run public.workflow_runs;
+  v_refusal text;
 begin
   if coalesce(btrim(p_session), '') = '' or length(p_session) > 500 then
-    return jsonb_build_object('applied', false, 'code', 'bad_session', 'run_id', p_run_id);
+    return dispatcher.refuse_run(p_run_id, 'bad_session');
   end if;
   v_run := dispatcher.lock_workflow_run(p_tenant_id, p_run_id);
   if v_run.id is null then
-    return jsonb_build_object('applied', false, 'code', 'not_found', 'run_id', p_run_id);
+    return dispatcher.refuse_run(p_run_id, 'not_found');
+  elsif v_run.status in ('claimed', 'running') and dispatcher.is_same_attempt(v_run, p_session, p_wake_id) then
+    return dispatcher.claimed_answer('already', v_run);
   end if;
-  if v_run.status in ('claimed', 'running') and v_run.session_id = p_session then
-    return dispatcher.workflow_answer('already', v_run)
-           || jsonb_build_object('claim_token', v_run.claim_token, 'deadline_in', extract(epoch from v_run.deadline_at - now()));
+  v_refusal := dispatcher.refuse_claim(v_run, p_agent);
+  if v_refusal is not null then
+    return dispatcher.workflow_answer(v_refusal, v_run);
   end if;
-  if v_run.status <> 'dispatched' then
-    return dispatcher.workflow_answer(case when v_run.status = 'queued' then 'not_dispatched' when v_run.status in ('claimed', 'running') then 'claimed_by_another'
-                                       when v_run.finished_at is not null then 'finished' else 'held' end, v_run);
-  end if;
-  if p_agent is not null and p_agent <> v_run.owner_agent_id then
-    return dispatcher.workflow_answer('not_yours', v_run);
-  end if;
-  perform dispatcher.note_workflow_actor(coalesce(p_agent, v_run.owner_agent_id), null);
-  update public.workflow_runs as run
-     set status = 'claimed', claimed_at = now(), claimed_by = coalesce(p_agent, run.owner_agent_id), session_id = p_session, claim_token = gen_random_uuid(),
-         last_heartbeat_at = now(), started_at = null, blocker_type = null, blocker_description = null,
-         deadline_at = now() + make_interval(mins => dispatcher.workflow_timeout_minutes(run.tenant_id, run.workflow_type)),
-         wake_id = (select wake.id from public.agent_wakes as wake where wake.id = p_wake_id and wake.tenant_id = p_tenant_id and wake.state in ('starting', 'running'))
-   where id = p_run_id returning * into v_run;
-  insert into public.workflow_claims (claim_token, tenant_id, run_id, workflow_type, agent_id, session_id, attempt)
-  values (v_run.claim_token, v_run.tenant_id, v_run.id, v_run.workflow_type, v_run.owner_agent_id, p_session, v_run.dispatch_attempts);
-  update public.workflow_notifications set state = 'obsolete' where run_id = v_run.id and state = 'pending';
-  return dispatcher.workflow_answer('ok', v_run)
-         || jsonb_build_object('claim_token', v_run.claim_token, 'deadline_in', extract(epoch from v_run.deadline_at - now()));
+  return dispatcher.claimed_answer('ok', dispatcher.take_run(v_run, p_session, p_agent, p_wake_id));
+exception when lock_not_available then
+  return dispatcher.refuse_run(p_run_id, 'busy');
 end
 $$;
 comment on function public.claim_workflow_run(uuid, uuid, text, text, uuid) is
-  'Takes a dispatched run for a session: one wins. Answers the run, its claim_token and deadline_in (s); already for the session that holds it; else not_dispatched, claimed_by_another, not_yours, finished, held, not_found. p_wake_id: the wake the session runs in.';
+  'Takes a dispatched run for a session: one wins. Answers the run, its claim_token and deadline_in (s); already for the session that holds it, unless it asks from an earlier wake than the one that holds it; else not_dispatched, claimed_by_another, not_yours, finished, held, not_found, bad_session, busy. p_wake_id: the wake the session runs in.';
 
 create or replace function dispatcher.workflow_usage_values(p_usage jsonb) returns jsonb
 language plpgsql immutable set search_path = ''
@@ -136,10 +231,12 @@ begin
         v_values := v_values || jsonb_build_object(v_field, case v_field when 'cost_usd' then round(v_number, 6) else trunc(v_number) end);
       end if;
     exception when others then
-      null; -- not a number: unknown, as if it had not been said
+      if dispatcher.must_abort(sqlstate) then raise; end if;
+      continue;  -- not a number: unknown, as if it had not been said
     end;
   end loop;
-  return v_values || case when btrim(p_usage ->> 'model') <> '' then jsonb_build_object('model', left(p_usage ->> 'model', 300)) else '{}'::jsonb end;
+  return v_values || case when btrim(p_usage ->> 'model') <> '' then jsonb_build_object('model', left(p_usage ->> 'model', 300))
+                          else '{}'::jsonb end;
 end
 $$;
 comment on function dispatcher.workflow_usage_values(jsonb) is
@@ -156,8 +253,10 @@ begin
     return p_run;
   end if;
   update public.workflow_runs
-     set cost_estimate = coalesce((v_usage ->> 'cost_usd')::numeric, cost_estimate), input_tokens = coalesce((v_usage ->> 'input_tokens')::bigint, input_tokens),
-         output_tokens = coalesce((v_usage ->> 'output_tokens')::bigint, output_tokens), cached_tokens = coalesce((v_usage ->> 'cached_tokens')::bigint, cached_tokens),
+     set cost_estimate = coalesce((v_usage ->> 'cost_usd')::numeric, cost_estimate),
+         input_tokens = coalesce((v_usage ->> 'input_tokens')::bigint, input_tokens),
+         output_tokens = coalesce((v_usage ->> 'output_tokens')::bigint, output_tokens),
+         cached_tokens = coalesce((v_usage ->> 'cached_tokens')::bigint, cached_tokens),
          model_id = coalesce(v_usage ->> 'model', model_id),
          reported_at = case when v_says_something then now() else reported_at end,
          accounted_at = case when v_says_something then coalesce(accounted_at, now()) else accounted_at end
@@ -168,7 +267,9 @@ $$;
 comment on function dispatcher.book_workflow_usage(public.workflow_runs, jsonb) is
   'Keeps what a run is said to have cost. Totals, not increments: a repeat changes nothing. The period it was first booked in stays.';
 
-create or replace function dispatcher.book_lost_claim_usage(p_tenant_id uuid, p_run_id uuid, p_session text, p_claim_token uuid, p_usage jsonb) returns boolean
+create or replace function dispatcher.book_lost_claim_usage(
+  p_tenant_id uuid, p_run_id uuid, p_session text, p_claim_token uuid, p_usage jsonb
+) returns boolean
 language plpgsql volatile set search_path = ''
 as $$
 declare
@@ -180,10 +281,12 @@ begin
   update public.workflow_claims as claim
      set cost_usd = coalesce((v_usage ->> 'cost_usd')::numeric, cost_usd),
          tokens = case when v_usage ?| array['input_tokens', 'output_tokens']
-                       then coalesce((v_usage ->> 'input_tokens')::bigint, 0) + coalesce((v_usage ->> 'output_tokens')::bigint, 0) else tokens end,
+                       then dispatcher.known_tokens((v_usage ->> 'input_tokens')::bigint, (v_usage ->> 'output_tokens')::bigint)
+                       else tokens end,
          accounted_at = coalesce(accounted_at, now())
    where claim.claim_token = (select lost.claim_token from public.workflow_claims as lost
-                               where lost.tenant_id = p_tenant_id and lost.run_id = p_run_id and lost.session_id = p_session and lost.ended_at is not null
+                               where lost.tenant_id = p_tenant_id and lost.run_id = p_run_id
+                                 and lost.session_id = p_session and lost.ended_at is not null
                                  and (p_claim_token is null or lost.claim_token = p_claim_token)
                                order by lost.claimed_at desc limit 1);
   return found;
@@ -205,9 +308,9 @@ begin
   elsif p_code = 'not_yours' then
     v_booked := dispatcher.book_lost_claim_usage(p_tenant_id, p_run_id, p_session, p_claim_token, p_usage);
   end if;
-  return case when p_run.id is null then jsonb_build_object('applied', false, 'code', 'not_found', 'run_id', p_run_id)
-              else dispatcher.workflow_answer(p_code, p_run) end
-         || jsonb_build_object('usage_booked', v_booked or (p_code in ('finished', 'held') and dispatcher.workflow_usage_values(coalesce(p_usage, '{}')) <> '{}'));
+  v_booked := v_booked or (p_code in ('finished', 'held') and dispatcher.workflow_usage_values(coalesce(p_usage, '{}')) <> '{}');
+  return case when p_run.id is null then dispatcher.refuse_run(p_run_id, 'not_found') else dispatcher.workflow_answer(p_code, p_run) end
+         || jsonb_build_object('usage_booked', v_booked);
 end
 $$;
 comment on function dispatcher.refuse_workflow_caller(text, public.workflow_runs, uuid, uuid, text, uuid, jsonb) is
@@ -243,37 +346,46 @@ comment on function dispatcher.start_workflow_run(public.workflow_runs) is 'A si
 create or replace function public.heartbeat_workflow_run(
   p_tenant_id uuid, p_run_id uuid, p_session text, p_claim_token uuid default null, p_usage jsonb default null
 ) returns jsonb
-language plpgsql volatile set search_path = '' set lock_timeout = '8s'
+language plpgsql volatile set search_path = '' set lock_timeout = '2s'
 as $$
 declare
-  v_run public.workflow_runs := dispatcher.lock_workflow_run(p_tenant_id, p_run_id);
-  v_code constant text := dispatcher.workflow_claim_state(v_run, p_session, p_claim_token);
+  v_run public.workflow_runs;
+  v_code text;
 begin
+  v_run := dispatcher.lock_workflow_run(p_tenant_id, p_run_id);
+  v_code := dispatcher.workflow_claim_state(v_run, p_session, p_claim_token);
   if v_code not in ('ok', 'held') then
     return dispatcher.refuse_workflow_caller(v_code, v_run, p_tenant_id, p_run_id, p_session, p_claim_token, p_usage);
   end if;
   perform dispatcher.note_workflow_actor(v_run.claimed_by, null);
   v_run := dispatcher.start_workflow_run(v_run);
   v_run := dispatcher.book_workflow_usage(v_run, p_usage);
-  return dispatcher.workflow_answer('ok', v_run) || jsonb_build_object('deadline_in', extract(epoch from v_run.deadline_at - coalesce(v_run.paused_at, now())));
+  return dispatcher.workflow_answer('ok', v_run) || jsonb_build_object(
+    'deadline_in', dispatcher.seconds_until(dispatcher.put_off(v_run.deadline_at, v_run.paused_at)));
+exception when lock_not_available then
+  return dispatcher.refuse_run(p_run_id, 'busy');
 end
 $$;
 comment on function public.heartbeat_workflow_run(uuid, uuid, text, uuid, jsonb) is
-  'A sign of life from the session that holds the run: the first one makes it running. May carry usage so far. not_yours, finished, not_found: stop working on it.';
+  'A sign of life from the session that holds the run: the first one makes it running. May carry usage so far. not_yours, finished, not_found: stop working on it; busy: ask again.';
 
 create or replace function public.report_workflow_usage(
   p_tenant_id uuid, p_run_id uuid, p_session text, p_usage jsonb, p_claim_token uuid default null
 ) returns jsonb
-language plpgsql volatile set search_path = '' set lock_timeout = '8s'
+language plpgsql volatile set search_path = '' set lock_timeout = '2s'
 as $$
 declare
-  v_run public.workflow_runs := dispatcher.lock_workflow_run(p_tenant_id, p_run_id);
-  v_code constant text := dispatcher.workflow_claim_state(v_run, p_session, p_claim_token);
+  v_run public.workflow_runs;
+  v_code text;
 begin
+  v_run := dispatcher.lock_workflow_run(p_tenant_id, p_run_id);
+  v_code := dispatcher.workflow_claim_state(v_run, p_session, p_claim_token);
   if v_code not in ('ok', 'held') then
     return dispatcher.refuse_workflow_caller(v_code, v_run, p_tenant_id, p_run_id, p_session, p_claim_token, p_usage);
   end if;
   return dispatcher.workflow_answer('ok', dispatcher.book_workflow_usage(v_run, p_usage)) || jsonb_build_object('usage_booked', true);
+exception when lock_not_available then
+  return dispatcher.refuse_run(p_run_id, 'busy');
 end
 $$;
 comment on function public.report_workflow_usage(uuid, uuid, text, jsonb, uuid) is
@@ -282,15 +394,20 @@ comment on function public.report_workflow_usage(uuid, uuid, text, jsonb, uuid) 
 create or replace function dispatcher.finish_workflow_run(
   p_tenant_id uuid, p_run_id uuid, p_session text, p_claim_token uuid, p_status text, p_output jsonb, p_error text, p_usage jsonb
 ) returns jsonb
-language plpgsql volatile set search_path = '' set lock_timeout = '8s'
+language plpgsql volatile set search_path = '' set lock_timeout = '2s'
 as $$
 declare
-  v_run public.workflow_runs := dispatcher.lock_workflow_run(p_tenant_id, p_run_id);
-  v_code constant text := dispatcher.workflow_claim_state(v_run, p_session, p_claim_token);
+  v_run public.workflow_runs;
+  v_code text;
 begin
+  v_run := dispatcher.lock_workflow_run(p_tenant_id, p_run_id);
+  v_code := dispatcher.workflow_claim_state(v_run, p_session, p_claim_token);
   if v_code = 'finished' and v_run.status = p_status then
     -- A repeat says the same once more: only a cost that was not known yet is news.
-    return dispatcher.workflow_answer('already', case when v_run.cost_estimate is null then dispatcher.book_workflow_usage(v_run, p_usage) else v_run end);
+    if v_run.cost_estimate is null then
+      v_run := dispatcher.book_workflow_usage(v_run, p_usage);
+    end if;
+    return dispatcher.workflow_answer('already', v_run);
   end if;
   if v_code <> 'ok' then
     return dispatcher.refuse_workflow_caller(v_code, v_run, p_tenant_id, p_run_id, p_session, p_claim_token, p_usage);
@@ -304,10 +421,12 @@ begin
   perform dispatcher.note_work_on_claim(v_run);
   update public.workflow_runs
      set status = p_status, finished_at = now(), output_summary = coalesce(p_output, output_summary), wake_id = null,
-         last_error = case p_status when 'failed' then coalesce(nullif(btrim(left(p_error, 4000)), ''), 'no reason given') else last_error end,
+         last_error = case p_status when 'failed' then dispatcher.clean_inbox_reason(p_error) else last_error end,
          last_error_at = case p_status when 'failed' then now() else last_error_at end
    where id = p_run_id returning * into v_run;
   return dispatcher.workflow_answer('ok', v_run);
+exception when lock_not_available then
+  return dispatcher.refuse_run(p_run_id, 'busy');
 end
 $$;
 comment on function dispatcher.finish_workflow_run(uuid, uuid, text, uuid, text, jsonb, text, jsonb) is
@@ -319,14 +438,15 @@ create or replace function public.complete_workflow_run(
 language sql volatile set search_path = ''
 as $$ select dispatcher.finish_workflow_run(p_tenant_id, p_run_id, p_session, p_claim_token, 'completed', p_output, null, p_usage) $$;
 comment on function public.complete_workflow_run(uuid, uuid, text, jsonb, jsonb, uuid) is
-  'The session that holds the run finished it, with its output and usage {cost_usd, input_tokens, output_tokens, cached_tokens, model}. A repeat is already.';
+  'The session that holds the run finished it, with its output and usage {cost_usd, input_tokens, output_tokens, cached_tokens, model}. A repeat is already; busy: ask again.';
 
 create or replace function public.fail_workflow_run(
   p_tenant_id uuid, p_run_id uuid, p_session text, p_error text, p_usage jsonb default null, p_claim_token uuid default null
 ) returns jsonb
 language sql volatile set search_path = ''
 as $$ select dispatcher.finish_workflow_run(p_tenant_id, p_run_id, p_session, p_claim_token, 'failed', null, p_error, p_usage) $$;
-comment on function public.fail_workflow_run(uuid, uuid, text, text, jsonb, uuid) is 'The session that holds the run gave it up, with the reason. A repeat is already.';
+comment on function public.fail_workflow_run(uuid, uuid, text, text, jsonb, uuid) is
+  'The session that holds the run gave it up, with the reason. A repeat is already; busy: ask again.';
 
 create or replace function dispatcher.return_workflow_run(p_run public.workflow_runs, p_how text) returns public.workflow_runs
 language plpgsql volatile set search_path = ''
@@ -343,9 +463,10 @@ begin
   else
     perform dispatcher.settle_workflow_claim(p_run, p_how);
     update public.workflow_runs
-       set status = 'queued', release_count = release_count + 1, dispatched_at = null, claimed_at = null, claimed_by = null, started_at = null,
-           deadline_at = null, last_heartbeat_at = null, claim_token = null, session_id = null, wake_id = null, reserved_usd = null, reserved_tokens = null,
-           cost_estimate = null, input_tokens = null, output_tokens = null, cached_tokens = null, reported_at = null, accounted_at = null
+       set status = 'queued', release_count = release_count + 1, dispatched_at = null, claimed_at = null, claimed_by = null,
+           started_at = null, deadline_at = null, last_heartbeat_at = null, claim_token = null, session_id = null, wake_id = null,
+           reserved_usd = null, reserved_tokens = null, cost_estimate = null, input_tokens = null, output_tokens = null,
+           cached_tokens = null, reported_at = null, accounted_at = null
      where id = p_run.id returning * into p_run;
   end if;
   return p_run;
@@ -354,54 +475,105 @@ $$;
 comment on function dispatcher.return_workflow_run(public.workflow_runs, text) is
   'Gives a claim back: the run returns to the queue with its reservation freed, at most 3 times, then it fails. The caller has locked it.';
 
-create or replace function public.release_workflow_run(p_tenant_id uuid, p_run_id uuid, p_session text, p_claim_token uuid default null) returns jsonb
-language plpgsql volatile set search_path = '' set lock_timeout = '8s'
+create or replace function dispatcher.has_released(
+  p_run public.workflow_runs, p_tenant_id uuid, p_run_id uuid, p_session text, p_claim_token uuid
+) returns boolean
+language sql stable set search_path = ''
+as $$
+  select p_run.status in ('queued', 'dispatched')
+     and exists (select from public.workflow_claims
+                  where run_id = p_run_id and tenant_id = p_tenant_id and session_id = p_session and ended_as = 'released'
+                    and (p_claim_token is null or claim_token = p_claim_token))
+$$;
+comment on function dispatcher.has_released(public.workflow_runs, uuid, uuid, text, uuid) is
+  'Whether a session that does not hold a run has given it back before: then its release is a repeat.';
+
+create or replace function public.release_workflow_run(p_tenant_id uuid, p_run_id uuid, p_session text, p_claim_token uuid default null)
+returns jsonb
+language plpgsql volatile set search_path = '' set lock_timeout = '2s'
 as $$
 declare
-  v_run public.workflow_runs := dispatcher.lock_workflow_run(p_tenant_id, p_run_id);
-  v_code constant text := dispatcher.workflow_claim_state(v_run, p_session, p_claim_token);
+  v_run public.workflow_runs;
+  v_code text;
 begin
-  if v_code <> 'ok' then
-    -- A repeat of a release that held: the claim is in the history as released.
-    if v_code = 'not_yours' and exists (select from public.workflow_claims where run_id = p_run_id and tenant_id = p_tenant_id and session_id = p_session
-                                           and ended_as = 'released' and (p_claim_token is null or claim_token = p_claim_token))
-       and v_run.status in ('queued', 'dispatched') then
-      return dispatcher.workflow_answer('already', v_run);
-    end if;
+  v_run := dispatcher.lock_workflow_run(p_tenant_id, p_run_id);
+  v_code := dispatcher.workflow_claim_state(v_run, p_session, p_claim_token);
+  if v_code = 'not_yours' and dispatcher.has_released(v_run, p_tenant_id, p_run_id, p_session, p_claim_token) then
+    return dispatcher.workflow_answer('already', v_run);
+  elsif v_code <> 'ok' then
     return dispatcher.refuse_workflow_caller(v_code, v_run, p_tenant_id, p_run_id, p_session, p_claim_token, null);
   end if;
   perform dispatcher.note_workflow_actor(v_run.claimed_by, 'released');
   return dispatcher.workflow_answer('ok', dispatcher.return_workflow_run(v_run, 'released'));
+exception when lock_not_available then
+  return dispatcher.refuse_run(p_run_id, 'busy');
 end
 $$;
 comment on function public.release_workflow_run(uuid, uuid, text, uuid) is
-  'The session that holds the run gives it back to the queue; the fourth time it fails.';
+  'The session that holds the run gives it back to the queue; the fourth time it fails. A repeat is already; busy: ask again.';
 
 create or replace function dispatcher.audit_workflow_action(
-  p_tenant_id uuid, p_actor text, p_action text, p_class text, p_severity text, p_target text, p_before jsonb, p_after jsonb, p_allowed boolean default true
+  p_tenant_id uuid, p_actor text, p_action text, p_target text, p_before jsonb, p_after jsonb, p_allowed boolean default true
 ) returns void
-language sql volatile set search_path = ''
-as $$
-  insert into public.workflow_audit_log (tenant_id, actor, action, class, severity, target, before, after, allowed)
-  values (p_tenant_id, coalesce(nullif(p_actor, ''), 'unknown'), p_action, p_class, p_severity, p_target, p_before, p_after, p_allowed)
-$$;
-comment on function dispatcher.audit_workflow_action(uuid, text, text, text, text, text, jsonb, jsonb, boolean) is 'One line in workflow_audit_log.';
-
-create or replace function public.enqueue_workflow_run(
-  p_tenant_id uuid, p_workflow_type text, p_input jsonb default '{}', p_priority integer default 0, p_initiator text default null,
-  p_task_id text default null, p_agent text default null, p_not_before timestamptz default null, p_request_key text default null
-) returns jsonb
 language plpgsql volatile set search_path = ''
 as $$
+begin
+  insert into public.workflow_audit_log (tenant_id, actor, action, class, severity, target, before, after, allowed)
+  values (p_tenant_id, coalesce(nullif(left(p_actor, 300), ''), 'unknown'), p_action, 'intervention', 'warning', p_target,
+          p_before, p_after, p_allowed);
+  perform dispatcher.settle_constraints('public.workflow_audit_log');
+exception when others then
+  if dispatcher.must_abort(sqlstate) then raise; end if;
+  perform dispatcher.note_fault(p_tenant_id, null, 'audit of ' || p_action, format('%s (%s)', sqlerrm, sqlstate));
+end
+$$;
+comment on function dispatcher.audit_workflow_action(uuid, text, text, text, jsonb, jsonb, boolean) is
+  'One line in workflow_audit_log. A side write: when it fails, what it tells of is done all the same and the fault is noted.';
+
+create or replace function dispatcher.faults_of_delay(p_seconds double precision, p_not_before timestamptz) returns text[]
+language sql immutable set search_path = ''
+as $$
+  select case when p_seconds < 0 or p_seconds > 315360000 or p_seconds = 'NaN' then array['delay_seconds: outside 0 to 315360000']
+              else '{}' end
+         || case when not isfinite(p_not_before) then array['not_before: infinite'] else '{}' end
+$$;
+comment on function dispatcher.faults_of_delay(double precision, timestamptz) is
+  'What is wrong with when a run may go out: at most ten years of delay, and no infinite time.';
+
+create or replace function dispatcher.faults_of_new_run(
+  p_tenant_id uuid, p_workflow_type text, p_priority integer, p_initiator text, p_task_id text, p_agent text, p_request_key text
+) returns text[]
+language sql stable set search_path = ''
+as $$
+  select dispatcher.faults_of_tenant(p_tenant_id) || dispatcher.faults_of_text('workflow_type', p_workflow_type, 200, true)
+      || dispatcher.faults_of_text('initiator', p_initiator, 500, false) || dispatcher.faults_of_text('task_id', p_task_id, 500, false)
+      || dispatcher.faults_of_text('agent', p_agent, 200, false) || dispatcher.faults_of_text('request_key', p_request_key, 500, false)
+      || case when abs(p_priority::bigint) > 1000000 then array['priority: outside -1000000 to 1000000'] else '{}' end
+$$;
+comment on function dispatcher.faults_of_new_run(uuid, text, integer, text, text, text, text) is
+  'What is wrong with a run that is to be queued; empty when nothing is.';
+
+drop function if exists public.enqueue_workflow_run(uuid, text, jsonb, integer, text, text, text, timestamptz, text);
+create or replace function public.enqueue_workflow_run(
+  p_tenant_id uuid, p_workflow_type text, p_input jsonb default '{}', p_priority integer default 0, p_initiator text default null,
+  p_task_id text default null, p_agent text default null, p_not_before timestamptz default null, p_request_key text default null,
+  p_delay_seconds double precision default null
+) returns jsonb
+language plpgsql volatile set search_path = '' set lock_timeout = '2s'
+as $$
 declare
+  v_faults constant text[] := dispatcher.faults_of_new_run(p_tenant_id, p_workflow_type, p_priority, p_initiator, p_task_id, p_agent, p_request_key)
+                              || dispatcher.faults_of_delay(p_delay_seconds, p_not_before);
   v_run public.workflow_runs;
 begin
-  if coalesce(btrim(p_workflow_type), '') = '' or length(p_workflow_type) > 200 then
-    return jsonb_build_object('applied', false, 'code', 'bad_type');
+  if cardinality(v_faults) > 0 then
+    return dispatcher.invalid(v_faults);
   end if;
-  insert into public.workflow_runs as run (tenant_id, workflow_type, input_payload, priority, initiator, task_id, pinned_agent_id, next_attempt_at, request_key)
-  values (p_tenant_id, btrim(p_workflow_type), coalesce(p_input, '{}'), coalesce(p_priority, 0), p_initiator, p_task_id, nullif(p_agent, ''), p_not_before,
-          nullif(p_request_key, ''))
+  insert into public.workflow_runs as run (
+    tenant_id, workflow_type, input_payload, priority, initiator, task_id, pinned_agent_id, request_key, next_attempt_at)
+  values (p_tenant_id, btrim(p_workflow_type), coalesce(p_input, '{}'), coalesce(p_priority, 0), p_initiator, p_task_id,
+          nullif(btrim(p_agent), ''), nullif(p_request_key, ''),
+          greatest(p_not_before, case when p_delay_seconds > 0 then now() + make_interval(secs => p_delay_seconds) end))
   on conflict (tenant_id, request_key) where request_key is not null do nothing
   returning * into v_run;
   if v_run.id is not null then
@@ -411,10 +583,12 @@ begin
   end if;
   select * into v_run from public.workflow_runs where tenant_id = p_tenant_id and request_key = p_request_key;
   return dispatcher.workflow_answer('already', v_run);
+exception when lock_not_available then
+  return dispatcher.refuse_run(null, 'busy');
 end
 $$;
-comment on function public.enqueue_workflow_run(uuid, text, jsonb, integer, text, text, text, timestamptz, text) is
-  'Puts a run into the queue. p_agent pins it to an agent, p_not_before keeps it back, p_request_key makes a repeat answer the same run (already).';
+comment on function public.enqueue_workflow_run(uuid, text, jsonb, integer, text, text, text, timestamptz, text, double precision) is
+  'Puts a run into the queue. p_agent pins it to an agent, p_delay_seconds (by the database''s clock) or p_not_before keeps it back, p_request_key makes a repeat answer the same run (already). invalid names every fault.';
 
 create or replace function dispatcher.stop_workflow_run(p_run public.workflow_runs, p_error text) returns public.workflow_runs
 language plpgsql volatile set search_path = ''
@@ -423,67 +597,87 @@ begin
   perform dispatcher.end_workflow_claim(p_run, 'cancelled');
   update public.workflow_runs set status = 'cancelled', finished_at = now(), last_error = p_error, last_error_at = now()
    where id = p_run.id returning * into p_run;
-  update public.workflow_notifications set state = 'obsolete' where run_id = p_run.id and state = 'pending';
+  perform dispatcher.drop_notifications(array[p_run.id]);
   return p_run;
 end
 $$;
 comment on function dispatcher.stop_workflow_run(public.workflow_runs, text) is 'Cancels a run the caller has locked.';
 
 create or replace function public.cancel_workflow_run(p_tenant_id uuid, p_run_id uuid, p_actor text, p_reason text default null) returns jsonb
-language plpgsql volatile set search_path = '' set lock_timeout = '8s'
+language plpgsql volatile set search_path = '' set lock_timeout = '2s'
 as $$
 declare
-  v_before public.workflow_runs := dispatcher.lock_workflow_run(p_tenant_id, p_run_id);
+  v_before public.workflow_runs;
   v_run public.workflow_runs;
 begin
+  v_before := dispatcher.lock_workflow_run(p_tenant_id, p_run_id);
   if v_before.id is null then
-    return jsonb_build_object('applied', false, 'code', 'not_found', 'run_id', p_run_id);
+    return dispatcher.refuse_run(p_run_id, 'not_found');
   elsif v_before.status = 'cancelled' then
     return dispatcher.workflow_answer('already', v_before);
   elsif v_before.finished_at is not null then
     return dispatcher.workflow_answer('finished', v_before);
   end if;
   perform dispatcher.note_workflow_actor(p_actor, p_reason);
-  v_run := dispatcher.stop_workflow_run(v_before, coalesce(nullif(btrim(left(p_reason, 4000)), ''), format('Cancelled by %s', p_actor)));
-  perform dispatcher.audit_workflow_action(p_tenant_id, p_actor, 'cancel_run', 'intervention', 'warning', 'run:' || p_run_id,
-                                       jsonb_build_object('status', v_before.status), jsonb_build_object('status', v_run.status, 'reason', p_reason));
+  v_run := dispatcher.stop_workflow_run(v_before, coalesce(nullif(btrim(left(p_reason, 4000)), ''),
+                                                           format('Cancelled by %s', coalesce(nullif(left(p_actor, 300), ''), 'unknown'))));
+  perform dispatcher.audit_workflow_action(p_tenant_id, p_actor, 'cancel_run', 'run:' || p_run_id, jsonb_build_object('status', v_before.status),
+                                           jsonb_build_object('status', v_run.status, 'reason', left(p_reason, 4000)));
   return dispatcher.workflow_answer('ok', v_run);
+exception when lock_not_available then
+  return dispatcher.refuse_run(p_run_id, 'busy');
 end
 $$;
-comment on function public.cancel_workflow_run(uuid, uuid, text, text) is 'Cancels a run that is not finished; audited. Its process, where a daemon has one, is stopped.';
+comment on function public.cancel_workflow_run(uuid, uuid, text, text) is
+  'Cancels a run that is not finished; audited. Its process, where a daemon has one, is stopped. busy: another session holds the run, ask again.';
+
+create or replace function dispatcher.start_anew(p_run public.workflow_runs) returns public.workflow_runs
+language plpgsql volatile set search_path = ''
+as $$
+begin
+  perform set_config('dispatcher.override_run', p_run.id::text, true);
+  update public.workflow_runs
+     set status = 'queued', dispatch_attempts = 0, release_count = 0, queued_at = now(), dispatched_at = null, claimed_at = null,
+         claimed_by = null, started_at = null, deadline_at = null, last_heartbeat_at = null, next_attempt_at = null, claim_token = null,
+         session_id = null, wake_id = null, reserved_usd = null, reserved_tokens = null, cost_estimate = null, input_tokens = null,
+         output_tokens = null, cached_tokens = null, reported_at = null, accounted_at = null
+   where id = p_run.id returning * into p_run;
+  perform set_config('dispatcher.override_run', '', true);
+  delete from public.workflow_respawns where run_id = p_run.id;
+  delete from public.workflow_notifications where run_id = p_run.id;
+  return p_run;
+end
+$$;
+comment on function dispatcher.start_anew(public.workflow_runs) is 'Puts a failed run, which the caller has locked, back into the queue as if it were new.';
 
 create or replace function public.retry_workflow_run(p_tenant_id uuid, p_run_id uuid, p_actor text, p_reason text default null) returns jsonb
-language plpgsql volatile set search_path = '' set lock_timeout = '8s'
+language plpgsql volatile set search_path = '' set lock_timeout = '2s'
 as $$
 declare
-  v_before public.workflow_runs := dispatcher.lock_workflow_run(p_tenant_id, p_run_id);
+  v_before public.workflow_runs;
   v_run public.workflow_runs;
 begin
+  v_before := dispatcher.lock_workflow_run(p_tenant_id, p_run_id);
   if v_before.id is null then
-    return jsonb_build_object('applied', false, 'code', 'not_found', 'run_id', p_run_id);
+    return dispatcher.refuse_run(p_run_id, 'not_found');
   elsif v_before.status not in ('failed', 'timed_out') then
     return dispatcher.workflow_answer('not_failed', v_before);
   end if;
   -- What the failed try cost stays spent.
   perform dispatcher.settle_workflow_claim(v_before, v_before.status);
   perform dispatcher.note_workflow_actor(p_actor, coalesce(p_reason, 'override_failure'));
-  perform set_config('dispatcher.override_run', p_run_id::text, true);
-  update public.workflow_runs
-     set status = 'queued', dispatch_attempts = 0, release_count = 0, queued_at = now(), dispatched_at = null, claimed_at = null, claimed_by = null, started_at = null,
-         deadline_at = null, last_heartbeat_at = null, next_attempt_at = null, claim_token = null, session_id = null, wake_id = null, reserved_usd = null,
-         reserved_tokens = null, cost_estimate = null, input_tokens = null, output_tokens = null, cached_tokens = null, reported_at = null, accounted_at = null
-   where id = p_run_id returning * into v_run;
-  perform set_config('dispatcher.override_run', '', true);
-  delete from public.workflow_respawns where run_id = p_run_id;
-  delete from public.workflow_notifications where run_id = p_run_id;
-  perform dispatcher.audit_workflow_action(p_tenant_id, p_actor, 'override_failure', 'intervention', 'warning', 'run:' || p_run_id,
-                                       jsonb_build_object('status', v_before.status, 'last_error', v_before.last_error),
-                                       jsonb_build_object('status', v_run.status, 'reason', p_reason));
+  v_run := dispatcher.start_anew(v_before);
+  perform dispatcher.audit_workflow_action(
+    p_tenant_id, p_actor, 'override_failure', 'run:' || p_run_id,
+    jsonb_build_object('status', v_before.status, 'last_error', v_before.last_error),
+    jsonb_build_object('status', v_run.status, 'reason', left(p_reason, 4000)));
   return dispatcher.workflow_answer('ok', v_run);
+exception when lock_not_available then
+  return dispatcher.refuse_run(p_run_id, 'busy');
 end
 $$;
 comment on function public.retry_workflow_run(uuid, uuid, text, text) is
-  'override_failure: a failed or timed out run starts anew, with all its attempts; audited. The only way out of a final state.';
+  'override_failure: a failed or timed out run starts anew, with all its attempts; audited. The only way out of a final state. busy: another session holds the run, ask again.';
 
 create or replace function public.list_workflow_runs(
   p_tenant_id uuid, p_status text default null, p_workflow_type text default null, p_agent text default null, p_limit integer default 50
@@ -493,7 +687,8 @@ as $$
   select jsonb_build_object('count', count(*), 'runs', coalesce(jsonb_agg(dispatcher.workflow_run_json(listed) - 'input_payload' - 'output_summary'
                               order by listed.created_at desc, listed.id), '[]'))
     from (select * from public.workflow_runs
-           where tenant_id = p_tenant_id and (p_status is null or status = p_status) and (p_workflow_type is null or workflow_type = p_workflow_type)
+           where tenant_id = p_tenant_id and (p_status is null or status = p_status)
+             and (p_workflow_type is null or workflow_type = p_workflow_type)
              and (p_agent is null or owner_agent_id = p_agent or pinned_agent_id = p_agent)
            order by created_at desc, id limit least(greatest(p_limit, 1), 1000)) as listed
 $$;
@@ -516,45 +711,63 @@ as $$
 $$;
 comment on function public.show_workflow_run(uuid, uuid) is 'One run whole: record, events, claims, notifications, approvals.';
 
+create or replace function dispatcher.faults_of_route(
+  p_tenant_id uuid, p_workflow_type text, p_agent text, p_priority integer, p_max_concurrent integer, p_timeout_minutes integer
+) returns text[]
+language sql stable set search_path = ''
+as $$
+  select dispatcher.faults_of_tenant(p_tenant_id) || dispatcher.faults_of_text('workflow_type', p_workflow_type, 200, true)
+      || dispatcher.faults_of_text('agent', p_agent, 200, true)
+      || case when abs(p_priority::bigint) > 1000000 then array['priority: outside -1000000 to 1000000'] else '{}' end
+      || case when p_max_concurrent < 0 then array['max_concurrent: below 0'] else '{}' end
+      || case when p_timeout_minutes < 1 then array['timeout_minutes: below 1'] else '{}' end
+$$;
+comment on function dispatcher.faults_of_route(uuid, text, text, integer, integer, integer) is
+  'What is wrong with a route that is to be set; empty when nothing is.';
+
 create or replace function public.set_workflow_route(
-  p_tenant_id uuid, p_workflow_type text, p_agent text, p_priority integer default null, p_max_concurrent integer default null, p_timeout_minutes integer default null
+  p_tenant_id uuid, p_workflow_type text, p_agent text, p_priority integer default null, p_max_concurrent integer default null,
+  p_timeout_minutes integer default null
 ) returns jsonb
-language plpgsql volatile set search_path = ''
+language plpgsql volatile set search_path = '' set lock_timeout = '3s'
 as $$
 declare
-  v_faults text[] := '{}';
+  v_faults constant text[] := dispatcher.faults_of_route(p_tenant_id, p_workflow_type, p_agent, p_priority, p_max_concurrent, p_timeout_minutes);
   v_route public.workflow_agent_routing;
 begin
-  if coalesce(btrim(p_workflow_type), '') = '' then v_faults := v_faults || 'workflow_type: empty'::text; end if;
-  if coalesce(btrim(p_agent), '') = '' then v_faults := v_faults || 'agent: empty'::text; end if;
-  if p_max_concurrent < 0 then v_faults := v_faults || 'max_concurrent: below 0'::text; end if;
-  if p_timeout_minutes < 1 then v_faults := v_faults || 'timeout_minutes: below 1'::text; end if;
   if cardinality(v_faults) > 0 then
-    return jsonb_build_object('applied', false, 'code', 'invalid', 'faults', to_jsonb(v_faults));
+    return dispatcher.invalid(v_faults);
   end if;
   insert into public.workflow_agent_routing as route (tenant_id, workflow_type, agent_id, priority, max_concurrent, timeout_minutes)
-  values (p_tenant_id, btrim(p_workflow_type), btrim(p_agent), coalesce(p_priority, 0), coalesce(p_max_concurrent, 1), coalesce(p_timeout_minutes, 60))
+  values (p_tenant_id, btrim(p_workflow_type), btrim(p_agent), coalesce(p_priority, 0), coalesce(p_max_concurrent, 1),
+          coalesce(p_timeout_minutes, 60))
   on conflict (tenant_id, workflow_type) do update
-     set agent_id = excluded.agent_id, priority = coalesce(p_priority, route.priority), max_concurrent = coalesce(p_max_concurrent, route.max_concurrent),
+     set agent_id = excluded.agent_id, priority = coalesce(p_priority, route.priority),
+         max_concurrent = coalesce(p_max_concurrent, route.max_concurrent),
          timeout_minutes = coalesce(p_timeout_minutes, route.timeout_minutes)
   returning * into v_route;
   return jsonb_build_object('applied', true, 'code', 'ok', 'route', to_jsonb(v_route) - 'tenant_id');
+exception when lock_not_available then
+  return jsonb_build_object('applied', false, 'code', 'busy', 'workflow_type', p_workflow_type);
 end
 $$;
 comment on function public.set_workflow_route(uuid, text, text, integer, integer, integer) is
-  'Routes a workflow type to an agent; what is not given keeps its value (else 0, 1 and 60). max_concurrent 0 disables it.';
+  'Routes a workflow type to an agent; what is not given keeps its value (else 0, 1 and 60). max_concurrent 0 disables it. invalid names every fault; busy: another session holds the route, ask again.';
 
 create or replace function public.remove_workflow_route(p_tenant_id uuid, p_workflow_type text) returns jsonb
-language plpgsql volatile set search_path = ''
+language plpgsql volatile set search_path = '' set lock_timeout = '3s'
 as $$
 begin
   delete from public.workflow_agent_routing where tenant_id = p_tenant_id and workflow_type = p_workflow_type;
   return jsonb_build_object('applied', found, 'code', case when found then 'ok' else 'not_found' end, 'workflow_type', p_workflow_type);
+exception when lock_not_available then
+  return jsonb_build_object('applied', false, 'code', 'busy', 'workflow_type', p_workflow_type);
 end
 $$;
-comment on function public.remove_workflow_route(uuid, text) is 'Takes a route away; queued runs of the type wait for another one.';
+comment on function public.remove_workflow_route(uuid, text) is
+  'Takes a route away; queued runs of the type wait for another one. busy: another session holds the route, ask again.';
 
-create or replace function public.seed_workflow_routes(p_tenant_id uuid) returns jsonb
+create or replace function dispatcher.add_reference_routes(p_tenant_id uuid) returns jsonb
 language sql volatile set search_path = ''
 as $$
   with seeded as (
@@ -565,10 +778,24 @@ as $$
       ('system-improvement-scan', 'main'), ('improvement-suggestion', 'coder')) as mapping (workflow_type, agent_id)
     on conflict (tenant_id, workflow_type) do nothing
     returning workflow_type, agent_id)
-  select jsonb_build_object('code', 'ok', 'seeded', count(*), 'routes',
-           coalesce(jsonb_agg(jsonb_build_object('workflow_type', workflow_type, 'agent_id', agent_id) order by workflow_type), '[]')) from seeded
+  select jsonb_build_object('applied', true, 'code', 'ok', 'seeded', count(*), 'routes',
+           coalesce(jsonb_agg(jsonb_build_object('workflow_type', workflow_type, 'agent_id', agent_id) order by workflow_type), '[]'))
+    from seeded
 $$;
-comment on function public.seed_workflow_routes(uuid) is 'The reference routes, where a type has none yet.';
+comment on function dispatcher.add_reference_routes(uuid) is 'Adds the reference routes that a tenant has not; answers which.';
+
+create or replace function public.seed_workflow_routes(p_tenant_id uuid) returns jsonb
+language plpgsql volatile set search_path = '' set lock_timeout = '3s'
+as $$
+declare
+  v_faults constant text[] := dispatcher.faults_of_tenant(p_tenant_id);
+begin
+  return case when cardinality(v_faults) > 0 then dispatcher.invalid(v_faults) else dispatcher.add_reference_routes(p_tenant_id) end;
+exception when lock_not_available then
+  return jsonb_build_object('applied', false, 'code', 'busy', 'seeded', 0, 'routes', jsonb_build_array());
+end
+$$;
+comment on function public.seed_workflow_routes(uuid) is 'The reference routes, where a type has none yet. busy: ask again.';
 
 select dispatcher.restrict_functions(array[
   'poll_workflow_runs', 'claim_workflow_run', 'heartbeat_workflow_run', 'report_workflow_usage',

@@ -3,6 +3,12 @@
 begin;
 set local lock_timeout = '3s';
 
+select dispatcher.ensure_type('evaluated_budget', 'id uuid, name text, scope text, scope_id text, period text, period_key text, '
+  'starts_at timestamp with time zone, ends_at timestamp with time zone, action text, fail_closed boolean, cap_usd numeric, '
+  'cap_tokens numeric, settled_usd numeric, settled_tokens numeric, reserved_usd numeric, reserved_tokens numeric, error text');
+comment on type dispatcher.evaluated_budget is
+  'An active budget in its running period: what is settled in it and what active runs reserve. error: why it cannot be evaluated.';
+
 create or replace function dispatcher.workflow_period(
   p_period text, p_timezone text, p_now timestamptz, out period_key text, out starts_at timestamptz, out ends_at timestamptz
 )
@@ -34,29 +40,47 @@ $$;
 comment on function dispatcher.workflow_period(text, text, timestamptz) is
   'The period a moment falls into in a zone: its key (2026-11-30, 2026-W49, 2026-11), local start and end. Raises for an unknown zone.';
 
+create or replace function dispatcher.queued_types(p_tenant_id uuid) returns table (workflow_type text)
+language sql stable set search_path = ''
+as $$
+  -- From one type to the next in the index, however long the queue of each is.
+  with recursive found as (
+    (select run.workflow_type from public.workflow_runs as run
+      where run.tenant_id = p_tenant_id and run.status = 'queued' order by run.workflow_type limit 1)
+    union all
+    select (select run.workflow_type from public.workflow_runs as run
+             where run.tenant_id = p_tenant_id and run.status = 'queued' and run.workflow_type > found.workflow_type
+             order by run.workflow_type limit 1)
+      from found where found.workflow_type is not null)
+  select found.workflow_type from found where found.workflow_type is not null
+$$;
+comment on function dispatcher.queued_types(uuid) is 'The workflow types that have queued runs.';
+
 create or replace function dispatcher.workflow_estimates(p_tenant_id uuid, p_default_usd numeric) returns jsonb
 language sql stable set search_path = ''
 as $$
   with types as (
     select workflow_type from public.workflow_agent_routing where tenant_id = p_tenant_id
     union
-    select workflow_type from public.workflow_runs where tenant_id = p_tenant_id and status = 'queued'
+    select queued.workflow_type from dispatcher.queued_types(p_tenant_id) as queued
     union
     select workflow_type from public.workflow_runs where tenant_id = p_tenant_id and status in ('dispatched', 'claimed', 'running')
   ), reported as (
     select types.workflow_type, average.usd, average.tokens
       from types
       cross join lateral (
-        select avg(recent.cost_estimate) filter (where recent.cost_estimate >= 0 and recent.cost_estimate <> 'NaN') as usd,
-               avg(coalesce(recent.input_tokens, 0) + coalesce(recent.output_tokens, 0))
-                 filter (where num_nonnulls(recent.input_tokens, recent.output_tokens) > 0) as tokens
+        select avg(dispatcher.known_cost(recent.cost_estimate)) as usd,
+               least(avg(dispatcher.known_tokens(recent.input_tokens, recent.output_tokens)), 1e15) as tokens
           from (select run.cost_estimate, run.input_tokens, run.output_tokens from public.workflow_runs as run
-                 where run.tenant_id = p_tenant_id and run.workflow_type = types.workflow_type and run.reported_at is not null and run.finished_at is not null
+                 where run.tenant_id = p_tenant_id and run.workflow_type = types.workflow_type
+                   and run.reported_at is not null and run.finished_at is not null
                  order by run.reported_at desc limit 20) as recent) as average
+  ), otherwise as (
+    select case when p_default_usd >= 0 and p_default_usd < 1000000 then p_default_usd end as usd
   )
   select coalesce(jsonb_object_agg(workflow_type, jsonb_build_object('usd', usd, 'tokens', tokens)), '{}')
-         || jsonb_build_object('', jsonb_build_object('usd', coalesce(p_default_usd, (select avg(usd) from reported), 0.10),
-                                                      'tokens', coalesce((select avg(tokens) from reported), 0)))
+         || jsonb_build_object('', jsonb_build_object(
+              'usd', coalesce((select usd from otherwise), avg(usd), 0.10), 'tokens', coalesce(avg(tokens), 0)))
     from reported
 $$;
 comment on function dispatcher.workflow_estimates(uuid, numeric) is
@@ -76,11 +100,16 @@ as $$
   -- settled in it. A held one still is: what it reserves must be there when it goes on.
   with spent as (
     select period.starts_at, run.owner_agent_id as agent_id, run.workflow_type,
-           sum(case when run.cost_estimate >= 0 and run.cost_estimate <> 'NaN' then run.cost_estimate
-                    else coalesce(run.reserved_usd, (p_estimates -> run.workflow_type ->> 'usd')::numeric, (p_estimates -> '' ->> 'usd')::numeric) end) as settled_usd,
-           sum(case when num_nonnulls(run.input_tokens, run.output_tokens) > 0 and coalesce(run.input_tokens, 0) >= 0 and coalesce(run.output_tokens, 0) >= 0
-                    then coalesce(run.input_tokens, 0) + coalesce(run.output_tokens, 0)
-                    else coalesce(run.reserved_tokens, (p_estimates -> run.workflow_type ->> 'tokens')::numeric, (p_estimates -> '' ->> 'tokens')::numeric) end) as settled_tokens,
+           -- Tokens are summed as integers where they are told: many times quicker than as numerics.
+           coalesce(sum(run.cost_estimate) filter (where run.cost_estimate between 0 and 1000000), 0)
+             + coalesce(sum(coalesce(run.reserved_usd, (p_estimates -> run.workflow_type ->> 'usd')::numeric,
+                                     (p_estimates -> '' ->> 'usd')::numeric))
+                          filter (where (run.cost_estimate between 0 and 1000000) is not true), 0) as settled_usd,
+           coalesce(sum(run.input_tokens) filter (where least(run.input_tokens, run.output_tokens) >= 0), 0)
+             + coalesce(sum(run.output_tokens) filter (where least(run.input_tokens, run.output_tokens) >= 0), 0)
+             + coalesce(sum(coalesce(run.reserved_tokens, (p_estimates -> run.workflow_type ->> 'tokens')::numeric,
+                                     (p_estimates -> '' ->> 'tokens')::numeric))
+                          filter (where (least(run.input_tokens, run.output_tokens) >= 0) is not true), 0) as settled_tokens,
            0::numeric as reserved_usd, 0::numeric as reserved_tokens
       from unnest(p_starts) as period (starts_at)
       join public.workflow_runs as run on run.tenant_id = p_tenant_id and run.accounted_at >= period.starts_at
@@ -88,14 +117,16 @@ as $$
     union all
     select period.starts_at, claim.agent_id, claim.workflow_type,
            sum(coalesce(claim.cost_usd, (p_estimates -> claim.workflow_type ->> 'usd')::numeric, (p_estimates -> '' ->> 'usd')::numeric)),
-           sum(coalesce(claim.tokens, (p_estimates -> claim.workflow_type ->> 'tokens')::numeric, (p_estimates -> '' ->> 'tokens')::numeric)), 0, 0
+           sum(coalesce(claim.tokens, (p_estimates -> claim.workflow_type ->> 'tokens')::numeric,
+                        (p_estimates -> '' ->> 'tokens')::numeric)), 0, 0
       from unnest(p_starts) as period (starts_at)
       join public.workflow_claims as claim on claim.tenant_id = p_tenant_id and claim.accounted_at >= period.starts_at
      group by period.starts_at, claim.agent_id, claim.workflow_type
     union all
     select period.starts_at, run.owner_agent_id, run.workflow_type, 0, 0,
            sum(coalesce(run.reserved_usd, (p_estimates -> run.workflow_type ->> 'usd')::numeric, (p_estimates -> '' ->> 'usd')::numeric)),
-           sum(coalesce(run.reserved_tokens, (p_estimates -> run.workflow_type ->> 'tokens')::numeric, (p_estimates -> '' ->> 'tokens')::numeric))
+           sum(coalesce(run.reserved_tokens, (p_estimates -> run.workflow_type ->> 'tokens')::numeric,
+                        (p_estimates -> '' ->> 'tokens')::numeric))
       from unnest(p_starts) as period (starts_at)
       join public.workflow_runs as run on run.tenant_id = p_tenant_id and run.accounted_at is null
        and (run.status in ('dispatched', 'claimed', 'running') or run.paused_from in ('dispatched', 'claimed', 'running'))
@@ -109,127 +140,155 @@ as $$
          sum(spent.settled_usd), sum(spent.settled_tokens), sum(spent.reserved_usd), sum(spent.reserved_tokens)
     from spent
     left join public.agent_profiles as profile on profile.tenant_id = p_tenant_id and profile.agent_id = spent.agent_id
-   group by grouping sets ((spent.starts_at, spent.agent_id), (spent.starts_at, profile.department_id), (spent.starts_at, spent.workflow_type), (spent.starts_at))
+   group by grouping sets ((spent.starts_at, spent.agent_id), (spent.starts_at, profile.department_id),
+                           (spent.starts_at, spent.workflow_type), (spent.starts_at))
 $$;
 comment on function dispatcher.workflow_spend(uuid, timestamptz[], jsonb) is
   'What every agent, department, project and the fleet have spent since each of the given moments, and what their unreported active runs reserve: one aggregate per period, whatever the number of budgets.';
 
-create or replace function dispatcher.budget_periods(p_tenant_id uuid, p_now timestamptz) returns jsonb
+create or replace function dispatcher.budget_periods(p_tenant_id uuid, p_now timestamptz) returns table (
+  period text, timezone text, period_key text, starts_at timestamptz, ends_at timestamptz, error text
+)
 language plpgsql stable set search_path = ''
 as $$
-declare
-  v_kind record;
-  v_period record;
-  v_periods jsonb := '{}';
 begin
-  for v_kind in select distinct period, timezone from public.budgets where tenant_id = p_tenant_id and active loop
+  for period, timezone in
+    select distinct budget.period, budget.timezone from public.budgets as budget where budget.tenant_id = p_tenant_id and budget.active
+  loop
     begin
-      select * into v_period from dispatcher.workflow_period(v_kind.period, v_kind.timezone, p_now);
-      v_periods := v_periods || jsonb_build_object(v_kind.period || ' ' || v_kind.timezone,
-        jsonb_build_object('period_key', v_period.period_key, 'starts_at', v_period.starts_at, 'ends_at', v_period.ends_at));
-    exception when query_canceled then
-      raise;
-    when others then
-      v_periods := v_periods || jsonb_build_object(v_kind.period || ' ' || v_kind.timezone, jsonb_build_object('error', format('%s (%s)', sqlerrm, sqlstate)));
+      error := null;
+      select running.period_key, running.starts_at, running.ends_at into period_key, starts_at, ends_at
+        from dispatcher.workflow_period(period, timezone, p_now) as running;
+    exception when others then
+      if dispatcher.must_abort(sqlstate) then raise; end if;
+      period_key := null; starts_at := null; ends_at := null;
+      error := format('%s (%s)', sqlerrm, sqlstate);
     end;
+    return next;
   end loop;
-  return v_periods;
 end
 $$;
 comment on function dispatcher.budget_periods(uuid, timestamptz) is
-  'The running period of every kind the tenant''s active budgets have, by "period zone"; for a zone that is none, the error.';
+  'The running period of every kind the tenant''s active budgets have; for a zone that is none, the error.';
 
-create or replace function dispatcher.evaluate_budgets(p_tenant_id uuid, p_estimates jsonb, p_now timestamptz default now()) returns jsonb
+create or replace function dispatcher.unspent_budgets(p_tenant_id uuid, p_action text, p_now timestamptz) returns dispatcher.evaluated_budget[]
+language sql stable set search_path = ''
+as $$
+  select coalesce(array_agg(row(
+           budget.id, budget.name, budget.scope, budget.scope_id, budget.period, running.period_key, running.starts_at, running.ends_at,
+           budget.action_on_exceed, budget.fail_closed, budget.cap_usd, budget.cap_tokens, 0, 0, 0, 0, running.error
+         )::dispatcher.evaluated_budget order by budget.scope, budget.scope_id, budget.period, budget.id), '{}')
+    from public.budgets as budget
+    left join dispatcher.budget_periods(p_tenant_id, p_now) as running on running.period = budget.period and running.timezone = budget.timezone
+   where budget.tenant_id = p_tenant_id and budget.active and (p_action is null or budget.action_on_exceed = p_action)
+$$;
+comment on function dispatcher.unspent_budgets(uuid, text, timestamptz) is
+  'The tenant''s active budgets (of one action, or all) with their running periods, as if nothing were spent.';
+
+create or replace function dispatcher.with_spend(p_tenant_id uuid, p_budgets dispatcher.evaluated_budget[], p_estimates jsonb)
+returns dispatcher.evaluated_budget[]
+language sql stable set search_path = ''
+as $$
+  select coalesce(array_agg(row(
+           budget.id, budget.name, budget.scope, budget.scope_id, budget.period, budget.period_key, budget.starts_at, budget.ends_at,
+           budget.action, budget.fail_closed, budget.cap_usd, budget.cap_tokens, coalesce(spend.settled_usd, 0),
+           coalesce(spend.settled_tokens, 0), coalesce(spend.reserved_usd, 0), coalesce(spend.reserved_tokens, 0), budget.error
+         )::dispatcher.evaluated_budget order by budget.scope, budget.scope_id, budget.period, budget.id), '{}')
+    from unnest(p_budgets) as budget
+    left join dispatcher.workflow_spend(
+           p_tenant_id, array(select distinct one.starts_at from unnest(p_budgets) as one where one.starts_at is not null), p_estimates) as spend
+      on spend.starts_at = budget.starts_at and spend.scope = budget.scope and coalesce(spend.scope_id, '') = coalesce(budget.scope_id, '')
+$$;
+comment on function dispatcher.with_spend(uuid, dispatcher.evaluated_budget[], jsonb) is
+  'Budgets with what their periods have spent and reserved.';
+
+create or replace function dispatcher.evaluate_budgets(
+  p_tenant_id uuid, p_estimates jsonb, p_action text default null, p_now timestamptz default now()
+) returns dispatcher.evaluated_budget[]
 language plpgsql stable set search_path = ''
 as $$
 declare
-  v_periods constant jsonb := dispatcher.budget_periods(p_tenant_id, p_now);
-  v_spends jsonb := '{}';
+  v_budgets dispatcher.evaluated_budget[] := dispatcher.unspent_budgets(p_tenant_id, p_action, p_now);
   v_error text;
 begin
-  if v_periods = '{}' then
-    return '[]';
+  if cardinality(v_budgets) = 0 then
+    return v_budgets;
   end if;
   begin
-    select coalesce(jsonb_object_agg(concat_ws('|', extract(epoch from spend.starts_at), spend.scope, spend.scope_id),
-             jsonb_build_object('settled_usd', spend.settled_usd, 'settled_tokens', spend.settled_tokens, 'reserved_usd', spend.reserved_usd, 'reserved_tokens', spend.reserved_tokens)), '{}')
-      into v_spends
-      from dispatcher.workflow_spend(p_tenant_id, array(select distinct (kind.value ->> 'starts_at')::timestamptz from jsonb_each(v_periods) as kind
-                                                     where kind.value ? 'starts_at'), p_estimates) as spend
-     where spend.scope_id is not null or spend.scope = 'fleet';
-  exception when query_canceled or lock_not_available or deadlock_detected or serialization_failure then
-    raise;
-  when others then
+    return dispatcher.with_spend(p_tenant_id, v_budgets, p_estimates);
+  exception when others then
+    if dispatcher.must_abort(sqlstate) then raise; end if;
     v_error := format('%s (%s)', sqlerrm, sqlstate);
   end;
-  return (
-    select coalesce(jsonb_agg(jsonb_build_object(
-             'id', budget.id, 'name', budget.name, 'scope', budget.scope, 'scope_id', budget.scope_id, 'period', budget.period, 'cap_usd', budget.cap_usd,
-             'cap_tokens', budget.cap_tokens, 'action', budget.action_on_exceed, 'fail_closed', budget.fail_closed,
-             'settled_usd', 0, 'settled_tokens', 0, 'reserved_usd', 0, 'reserved_tokens', 0, 'error', v_error)
-             || (v_periods -> (budget.period || ' ' || budget.timezone))
-             || coalesce(v_spends -> concat_ws('|', extract(epoch from (v_periods -> (budget.period || ' ' || budget.timezone) ->> 'starts_at')::timestamptz),
-                                               budget.scope, budget.scope_id), '{}') order by budget.scope, budget.scope_id, budget.period, budget.id), '[]')
-      from public.budgets as budget where budget.tenant_id = p_tenant_id and budget.active);
+  for v_place in 1 .. cardinality(v_budgets) loop
+    v_budgets[v_place].error := coalesce(v_budgets[v_place].error, v_error);
+  end loop;
+  return v_budgets;
 end
 $$;
-comment on function dispatcher.evaluate_budgets(uuid, jsonb, timestamptz) is
-  'Every active budget with its period and spend; one aggregate per period, however many budgets there are and runs wait. A budget that cannot be evaluated carries its error.';
+comment on function dispatcher.evaluate_budgets(uuid, jsonb, text, timestamptz) is
+  'Every active budget (of one action, or all) with its period and spend; one aggregate per period, however many budgets there are and runs wait. A budget that cannot be evaluated carries its error.';
 
-create or replace function dispatcher.tight_budgets(p_budgets jsonb, p_estimates jsonb, p_runs integer) returns jsonb
+create or replace function dispatcher.tight_budgets(p_budgets dispatcher.evaluated_budget[], p_estimates jsonb, p_runs integer)
+returns dispatcher.evaluated_budget[]
 language sql immutable set search_path = ''
 as $$
-  select coalesce(jsonb_agg(b.value order by b.ordinality), '[]')
-    from jsonb_array_elements(p_budgets) with ordinality as b
-    cross join (select coalesce(max((estimate.value ->> 'usd')::numeric), 0) as usd, coalesce(max((estimate.value ->> 'tokens')::numeric), 0) as tokens
+  select coalesce(array_agg(row(b.*)::dispatcher.evaluated_budget order by b.scope, b.scope_id, b.period, b.id), '{}')
+    from unnest(p_budgets) as b
+    cross join (select coalesce(max((estimate.value ->> 'usd')::numeric), 0) as usd,
+                       coalesce(max((estimate.value ->> 'tokens')::numeric), 0) as tokens
                   from jsonb_each(p_estimates) as estimate) as dearest
-   where b.value ->> 'error' is not null
-      or (b.value ->> 'settled_usd')::numeric + (b.value ->> 'reserved_usd')::numeric + p_runs * dearest.usd >= (b.value ->> 'cap_usd')::numeric
-      or (b.value ->> 'settled_tokens')::numeric + (b.value ->> 'reserved_tokens')::numeric + p_runs * dearest.tokens >= (b.value ->> 'cap_tokens')::numeric
+   where b.error is not null
+      or b.settled_usd + b.reserved_usd + p_runs * dearest.usd >= b.cap_usd
+      or b.settled_tokens + b.reserved_tokens + p_runs * dearest.tokens >= b.cap_tokens
 $$;
-comment on function dispatcher.tight_budgets(jsonb, jsonb, integer) is
-  'The evaluated budgets that so many runs of the dearest kind could fill: no other can have a say in a tick.';
+comment on function dispatcher.tight_budgets(dispatcher.evaluated_budget[], jsonb, integer) is
+  'The evaluated budgets that so many runs of the dearest kind could fill: no other can have a say in a pass.';
 
-create or replace function dispatcher.budget_states(p_budgets jsonb) returns table (
-  id uuid, name text, scope text, scope_id text, period text, period_key text, action text, fail_closed boolean, error text,
-  cap numeric, settled numeric, reserved numeric, is_usd boolean
-)
+create or replace function dispatcher.spent_of(p_budget dispatcher.evaluated_budget, p_with_reserved boolean) returns numeric
 language sql immutable set search_path = ''
 as $$
-  select b.id, b.name, b.scope, b.scope_id, b.period, b.period_key, b.action, b.fail_closed, b.error, coalesce(b.cap_usd, b.cap_tokens),
-         case when b.cap_usd is not null then b.settled_usd else b.settled_tokens end,
-         case when b.cap_usd is not null then b.reserved_usd else b.reserved_tokens end, b.cap_usd is not null
-    from jsonb_to_recordset(p_budgets) as b (
-      id uuid, name text, scope text, scope_id text, period text, period_key text, action text, fail_closed boolean, error text,
-      cap_usd numeric, cap_tokens numeric, settled_usd numeric, settled_tokens numeric, reserved_usd numeric, reserved_tokens numeric)
+  select case when p_budget.cap_usd is not null then p_budget.settled_usd + case when p_with_reserved then p_budget.reserved_usd else 0 end
+              else p_budget.settled_tokens + case when p_with_reserved then p_budget.reserved_tokens else 0 end end
 $$;
-comment on function dispatcher.budget_states(jsonb) is 'Evaluated budgets as rows, in the unit of their cap.';
+comment on function dispatcher.spent_of(dispatcher.evaluated_budget, boolean) is
+  'What a budget has spent, with or without what is reserved, in the unit of its cap.';
 
-create or replace function dispatcher.is_in_budget_scope(p_scope text, p_scope_id text, p_agent_id text, p_department_id text, p_workflow_type text) returns boolean
+create or replace function dispatcher.cap_of(p_budget dispatcher.evaluated_budget) returns numeric
+language sql immutable set search_path = ''
+as $$ select coalesce(p_budget.cap_usd, p_budget.cap_tokens) $$;
+comment on function dispatcher.cap_of(dispatcher.evaluated_budget) is 'The cap of a budget, in USD or in tokens.';
+
+create or replace function dispatcher.is_in_budget_scope(
+  p_scope text, p_scope_id text, p_agent_id text, p_department_id text, p_workflow_type text
+) returns boolean
 language sql immutable set search_path = ''
 as $$
   select case p_scope when 'fleet' then true when 'agent' then p_scope_id = p_agent_id when 'department' then p_scope_id = p_department_id
                       else p_scope_id = p_workflow_type end is true
 $$;
-comment on function dispatcher.is_in_budget_scope(text, text, text, text, text) is 'The scope chain of a run: its agent, that agent''s department, its type as project, the fleet.';
+comment on function dispatcher.is_in_budget_scope(text, text, text, text, text) is
+  'The scope chain of a run: its agent, that agent''s department, its type as project, the fleet.';
 
 create or replace function dispatcher.budget_verdict(
-  p_budgets jsonb, p_agent_id text, p_department_id text, p_workflow_type text, p_usd numeric, p_tokens numeric,
+  p_budgets dispatcher.evaluated_budget[], p_agent_id text, p_department_id text, p_workflow_type text, p_usd numeric, p_tokens numeric,
   out verdict text, out holders uuid[], out warned integer
 )
 language sql immutable set search_path = ''
 as $$
   with hit as (
-    select b.id, b.action, b.error is not null as is_broken, b.fail_closed, b.settled >= b.cap as is_spent, b.settled + b.reserved >= b.cap as is_full,
-           b.settled + b.reserved + case when b.is_usd then p_usd else p_tokens end > b.cap as is_too_much
-      from dispatcher.budget_states(p_budgets) as b
+    select b.id, b.action, b.error is not null as is_broken, b.fail_closed,
+           case when b.cap_usd is not null then b.settled_usd else b.settled_tokens end as settled,
+           case when b.cap_usd is not null then b.reserved_usd else b.reserved_tokens end as reserved,
+           case when b.cap_usd is not null then p_usd else p_tokens end as one_more, coalesce(b.cap_usd, b.cap_tokens) as cap
+      from unnest(p_budgets) as b
      where case b.scope when 'fleet' then true when 'agent' then b.scope_id = p_agent_id when 'department' then b.scope_id = p_department_id
                         else b.scope_id = p_workflow_type end
   ), ranked as (
     select hit.id, case when is_broken then case when fail_closed then 2 else 0 end
-                        when action = 'hard_stop' and is_spent then 3
-                        when action <> 'warn' and (is_full or is_too_much) then 2
-                        when is_full then 1 else 0 end as weight
+                        when action = 'hard_stop' and settled >= cap then 3
+                        when action <> 'warn' and (settled + reserved >= cap or settled + reserved + one_more > cap) then 2
+                        when settled + reserved >= cap then 1 else 0 end as weight
       from hit
   )
   select (array['ok', 'ok', 'held', 'stopped'])[coalesce(max(weight), 0) + 1],
@@ -237,39 +296,41 @@ as $$
          (count(*) filter (where weight = 1))::integer
     from ranked
 $$;
-comment on function dispatcher.budget_verdict(jsonb, text, text, text, numeric, numeric) is
+comment on function dispatcher.budget_verdict(dispatcher.evaluated_budget[], text, text, text, numeric, numeric) is
   'May one more run start that is expected to cost this much: ok, held (a pause, a hard stop whose rest is reserved, or a broken fail_closed budget), or stopped (a hard stop that is spent). The strictest budget wins; holders are all that say no.';
 
 create or replace function dispatcher.reserve_in_budgets(
-  p_budgets jsonb, p_agent_id text, p_department_id text, p_workflow_type text, p_usd numeric, p_tokens numeric
-) returns jsonb
-language sql immutable set search_path = ''
+  p_budgets dispatcher.evaluated_budget[], p_agent_id text, p_department_id text, p_workflow_type text, p_usd numeric, p_tokens numeric
+) returns dispatcher.evaluated_budget[]
+language plpgsql immutable set search_path = ''
 as $$
-  select coalesce(jsonb_agg(case when dispatcher.is_in_budget_scope(b.value ->> 'scope', b.value ->> 'scope_id', p_agent_id, p_department_id, p_workflow_type)
-           then b.value || jsonb_build_object('reserved_usd', (b.value ->> 'reserved_usd')::numeric + p_usd,
-                                              'reserved_tokens', (b.value ->> 'reserved_tokens')::numeric + p_tokens)
-           else b.value end order by b.ordinality), '[]')
-    from jsonb_array_elements(p_budgets) with ordinality as b
+begin
+  for v_place in 1 .. cardinality(p_budgets) loop
+    if dispatcher.is_in_budget_scope(p_budgets[v_place].scope, p_budgets[v_place].scope_id, p_agent_id, p_department_id, p_workflow_type) then
+      p_budgets[v_place].reserved_usd := p_budgets[v_place].reserved_usd + p_usd;
+      p_budgets[v_place].reserved_tokens := p_budgets[v_place].reserved_tokens + p_tokens;
+    end if;
+  end loop;
+  return p_budgets;
+end
 $$;
-comment on function dispatcher.reserve_in_budgets(jsonb, text, text, text, numeric, numeric) is
+comment on function dispatcher.reserve_in_budgets(dispatcher.evaluated_budget[], text, text, text, numeric, numeric) is
   'The evaluated budgets after one more run was dispatched (or taken back: negative amounts).';
 
-create or replace function dispatcher.budget_frame(p_budget jsonb, p_kind text) returns jsonb
+create or replace function dispatcher.budget_frame(p_budget dispatcher.evaluated_budget, p_kind text) returns jsonb
 language sql stable set search_path = ''
 as $$
   select jsonb_build_object(
-    'id', concat_ws(':', p_budget ->> 'id', p_budget ->> 'period_key', p_kind), 'budget_id', p_budget ->> 'id', 'budget_name', p_budget ->> 'name',
-    'scope', p_budget ->> 'scope', 'scope_id', p_budget ->> 'scope_id', 'period', p_budget ->> 'period', 'period_key', p_budget ->> 'period_key',
-    'event_kind', p_kind, 'action', p_budget ->> 'action',
-    'spend_usd', (p_budget ->> 'settled_usd')::numeric + (p_budget ->> 'reserved_usd')::numeric,
-    'spend_tokens', trunc((p_budget ->> 'settled_tokens')::numeric + (p_budget ->> 'reserved_tokens')::numeric),
-    'cap_usd', p_budget -> 'cap_usd', 'cap_tokens', p_budget -> 'cap_tokens',
-    'message', format('Budget %s (%s) %s', p_budget ->> 'name', p_budget ->> 'period_key',
+    'id', concat_ws(':', p_budget.id, p_budget.period_key, p_kind), 'budget_id', p_budget.id, 'budget_name', p_budget.name,
+    'scope', p_budget.scope, 'scope_id', p_budget.scope_id, 'period', p_budget.period, 'period_key', p_budget.period_key,
+    'event_kind', p_kind, 'action', p_budget.action, 'spend_usd', p_budget.settled_usd + p_budget.reserved_usd,
+    'spend_tokens', trunc(p_budget.settled_tokens + p_budget.reserved_tokens), 'cap_usd', p_budget.cap_usd, 'cap_tokens', p_budget.cap_tokens,
+    'message', format('Budget %s (%s) %s', p_budget.name, p_budget.period_key,
       case p_kind when 'recovered' then 'has recovered: a new period began' when 'warned' then 'is over its cap'
                   when 'paused' then 'holds new runs' else 'has stopped its runs' end),
     'timestamp', to_char(now() at time zone 'UTC', 'YYYY-MM-DD"T"HH24:MI:SS.MS"Z"'))
 $$;
-comment on function dispatcher.budget_frame(jsonb, text) is 'What is broadcast of a budget event.';
+comment on function dispatcher.budget_frame(dispatcher.evaluated_budget, text) is 'What is broadcast of a budget event.';
 
 create or replace function dispatcher.broadcast_budget_event(p_tenant_id uuid, p_frame jsonb) returns void
 language plpgsql volatile security definer set search_path = ''
@@ -281,264 +342,260 @@ begin
   end if;
 exception when others then
   -- The event stands in its table; dispatch goes on.
-  null;
+  if dispatcher.must_abort(sqlstate) then raise; end if;
+  perform dispatcher.note_fault(p_tenant_id, null, 'broadcast of a budget', format('%s (%s)', sqlerrm, sqlstate));
 end
 $$;
 comment on function dispatcher.broadcast_budget_event(uuid, jsonb) is
-  'Sends budget:breach to the private topic budgets (budgets:<tenant> for any but the default tenant). Never fails.';
+  'Sends budget:breach to the private topic budgets (budgets:<tenant> for any but the default tenant). Never fails: the fault is noted.';
 
-create or replace function dispatcher.record_budget_event(p_tenant_id uuid, p_budget jsonb, p_kind text, p_detail jsonb) returns boolean
+create or replace function dispatcher.add_stopped_runs(p_budget dispatcher.evaluated_budget, p_run_ids uuid[]) returns void
+language sql volatile set search_path = ''
+as $$
+  -- The ids of the first thousand, so that the row stays small however many passes add to it; the number of all.
+  update public.budget_events as event
+     set detail = event.detail || jsonb_build_object(
+           'cancelled_run_ids', (select coalesce(jsonb_agg(listed.value), '[]') from (
+               select told.value from jsonb_array_elements(
+                   coalesce(event.detail -> 'cancelled_run_ids', '[]') || to_jsonb(p_run_ids)) with ordinality as told
+                order by told.ordinality limit 1000) as listed),
+           'cancelled_runs', coalesce((event.detail ->> 'cancelled_runs')::bigint, 0) + cardinality(p_run_ids))
+   where event.id in (select known.id from public.budget_events as known
+                       where known.budget_id = p_budget.id and known.period_key = p_budget.period_key
+                         and known.event_kind = 'hard_stopped' for update skip locked)
+$$;
+comment on function dispatcher.add_stopped_runs(dispatcher.evaluated_budget, uuid[]) is
+  'Adds runs that a hard stop has cancelled to its event of the period: cancelled_runs counts all, cancelled_run_ids has the first 1,000.';
+
+create or replace function dispatcher.record_budget_event(
+  p_tenant_id uuid, p_budget dispatcher.evaluated_budget, p_kind text, p_run_ids uuid[] default '{}'
+) returns void
 language plpgsql volatile set search_path = ''
 as $$
 declare
-  v_frame constant jsonb := dispatcher.budget_frame(p_budget, p_kind);
-  v_is_new boolean;
+  v_frame jsonb;
 begin
-  insert into public.budget_events (tenant_id, budget_id, period_key, event_kind, detail)
-  values (p_tenant_id, (p_budget ->> 'id')::uuid, p_budget ->> 'period_key', p_kind,
-          jsonb_build_object('spend_usd', v_frame -> 'spend_usd', 'spend_tokens', v_frame -> 'spend_tokens', 'cap_usd', v_frame -> 'cap_usd',
-                             'cap_tokens', v_frame -> 'cap_tokens', 'action', v_frame -> 'action') || p_detail)
-  on conflict on constraint budget_events_once do nothing;
-  v_is_new := found;
-  if v_is_new and p_kind <> 'warned' then
-    perform dispatcher.broadcast_budget_event(p_tenant_id, v_frame);
-  elsif not v_is_new and p_kind = 'hard_stopped' and jsonb_array_length(p_detail -> 'cancelled_run_ids') > 0 then
-    update public.budget_events as event
-       set detail = jsonb_set(event.detail, '{cancelled_run_ids}', coalesce(event.detail -> 'cancelled_run_ids', '[]') || (p_detail -> 'cancelled_run_ids'))
-     where event.budget_id = (p_budget ->> 'id')::uuid and event.period_key = p_budget ->> 'period_key' and event.event_kind = p_kind;
+  if p_budget.period_key is null then
+    return;
   end if;
-  return v_is_new;
+  if not exists (select from public.budget_events where budget_id = p_budget.id and period_key = p_budget.period_key and event_kind = p_kind) then
+    -- Whoever holds the budget is not waited for: the next pass tells it.
+    perform from public.budgets where id = p_budget.id for key share skip locked;
+    if not found then
+      return;
+    end if;
+    v_frame := dispatcher.budget_frame(p_budget, p_kind);
+    insert into public.budget_events (tenant_id, budget_id, period_key, event_kind, detail)
+    values (p_tenant_id, p_budget.id, p_budget.period_key, p_kind, jsonb_build_object(
+      'spend_usd', v_frame -> 'spend_usd', 'spend_tokens', v_frame -> 'spend_tokens', 'cap_usd', v_frame -> 'cap_usd',
+      'cap_tokens', v_frame -> 'cap_tokens', 'action', v_frame -> 'action'))
+    on conflict on constraint budget_events_once do nothing;
+    if found and p_kind <> 'warned' then
+      perform dispatcher.broadcast_budget_event(p_tenant_id, v_frame);
+    end if;
+  end if;
+  if p_kind = 'hard_stopped' then
+    perform dispatcher.add_stopped_runs(p_budget, p_run_ids);
+  end if;
+  perform dispatcher.settle_constraints('public.budget_events');
 end
 $$;
-comment on function dispatcher.record_budget_event(uuid, jsonb, text, jsonb) is
-  'Writes a budget event once per budget, period and kind, and broadcasts it once unless it is a warning. Runs a hard stop cancels later join the ids of its one event. True when it is new.';
+comment on function dispatcher.record_budget_event(uuid, dispatcher.evaluated_budget, text, uuid[]) is
+  'Writes a budget event once per budget, period and kind, and broadcasts it once unless it is a warning. Runs a hard stop has cancelled (p_run_ids) join its one event.';
 
-create or replace function dispatcher.record_budget_recoveries(p_tenant_id uuid, p_budgets jsonb) returns integer
-language plpgsql volatile set search_path = ''
-as $$
-declare
-  v_budget jsonb;
-  v_count integer := 0;
-begin
-  for v_budget in
-    select b.value from jsonb_array_elements(p_budgets) as b
-      cross join lateral (
-        select max(event.id) filter (where event.event_kind <> 'recovered' and event.period_key <> b.value ->> 'period_key') as breach,
-               max(event.id) filter (where event.event_kind = 'recovered') as recovery
-          from public.budget_events as event where event.budget_id = (b.value ->> 'id')::uuid) as history
-     where b.value ->> 'period_key' is not null and history.breach > coalesce(history.recovery, 0)
-  loop
-    v_count := v_count + dispatcher.record_budget_event(p_tenant_id, v_budget, 'recovered', '{}')::integer;
-  end loop;
-  return v_count;
-end
-$$;
-comment on function dispatcher.record_budget_recoveries(uuid, jsonb) is
-  'The first evaluation in a new period writes recovered for every budget that had a breach in an earlier one since its last recovery.';
-
-create or replace function dispatcher.stop_runs_of_budget(p_tenant_id uuid, p_budget jsonb) returns uuid[]
-language plpgsql volatile set search_path = ''
-as $$
-declare
-  v_run public.workflow_runs;
-  v_stopped uuid[] := '{}';
-  v_error constant text := format('Budget hard stop: %s (%s)', p_budget ->> 'name', p_budget ->> 'period_key');
-begin
-  perform dispatcher.note_workflow_actor('dispatcher', v_error);
-  for v_run in
-    select run.* from public.workflow_runs as run
-      left join public.workflow_agent_routing as route on route.tenant_id = run.tenant_id and route.workflow_type = run.workflow_type
-      left join public.agent_profiles as profile on profile.tenant_id = run.tenant_id
-        and profile.agent_id = case run.status when 'queued' then coalesce(run.pinned_agent_id, route.agent_id) else run.owner_agent_id end
-     where run.tenant_id = p_tenant_id and run.status in ('queued', 'dispatched', 'claimed', 'running')
-       -- What is kept back for later belongs to the budget of its day.
-       and (run.status <> 'queued' or run.next_attempt_at is null or run.next_attempt_at <= now())
-       and dispatcher.is_in_budget_scope(p_budget ->> 'scope', p_budget ->> 'scope_id',
-             case run.status when 'queued' then coalesce(run.pinned_agent_id, route.agent_id) else run.owner_agent_id end, profile.department_id, run.workflow_type)
-     order by run.created_at, run.id
-     for update of run skip locked
-  loop
-    begin
-      perform dispatcher.stop_workflow_run(v_run, v_error);
-      v_stopped := v_stopped || v_run.id;
-    exception when query_canceled or lock_not_available or deadlock_detected or serialization_failure then
-      raise;
-    when others then
-      raise warning 'run % could not be stopped: %', v_run.id, sqlerrm;
-    end;
-  end loop;
-  return v_stopped;
-end
-$$;
-comment on function dispatcher.stop_runs_of_budget(uuid, jsonb) is 'Cancels every run in the scope of a spent hard stop that is queued and due, dispatched, claimed or running, all at once; answers their ids.';
-
-create or replace function dispatcher.tell_budget_event(p_tenant_id uuid, p_budget jsonb, p_kind text, p_detail jsonb) returns text
+create or replace function dispatcher.tell_budget_event(
+  p_tenant_id uuid, p_budget dispatcher.evaluated_budget, p_kind text, p_run_ids uuid[] default '{}'
+) returns text
 language plpgsql volatile set search_path = ''
 as $$
 begin
-  perform dispatcher.record_budget_event(p_tenant_id, p_budget, p_kind, p_detail);
+  perform dispatcher.record_budget_event(p_tenant_id, p_budget, p_kind, p_run_ids);
   return null;
-exception when query_canceled or lock_not_available or deadlock_detected or serialization_failure then
-  raise;
-when others then
+exception when others then
+  if dispatcher.must_abort(sqlstate) then raise; end if;
+  perform dispatcher.note_fault(p_tenant_id, null, 'event of a budget', format('%s (%s)', sqlerrm, sqlstate));
   return format('%s (%s)', sqlerrm, sqlstate);
 end
 $$;
-comment on function dispatcher.tell_budget_event(uuid, jsonb, text, jsonb) is
+comment on function dispatcher.tell_budget_event(uuid, dispatcher.evaluated_budget, text, uuid[]) is
   'Records an event of a budget; the error when it cannot be, because a budget does its work whether or not that can be written down.';
 
-create or replace function dispatcher.enforce_budgets(
-  p_tenant_id uuid, p_budgets jsonb, p_estimates jsonb, out stopped integer, out budgets jsonb, out event_error text
-)
+create or replace function dispatcher.tell_budget_recoveries(p_tenant_id uuid, p_budgets dispatcher.evaluated_budget[]) returns text
 language plpgsql volatile set search_path = ''
 as $$
 declare
-  v_budget record;
-  v_ids uuid[];
+  v_error text;
 begin
-  stopped := 0;
-  budgets := p_budgets;
-  begin
-    perform dispatcher.record_budget_recoveries(p_tenant_id, p_budgets);
-  exception when query_canceled or lock_not_available or deadlock_detected or serialization_failure then
-    raise;
-  when others then
-    event_error := format('%s (%s)', sqlerrm, sqlstate);
-  end;
-  for v_budget in
-    select b.value
-      from dispatcher.budget_states(p_budgets) as state
-      join jsonb_array_elements(p_budgets) as b on (b.value ->> 'id')::uuid = state.id
-     where state.error is null and state.action = 'hard_stop' and state.settled >= state.cap
-     order by state.id
-  loop
-    v_ids := dispatcher.stop_runs_of_budget(p_tenant_id, v_budget.value);
-    event_error := coalesce(dispatcher.tell_budget_event(p_tenant_id, v_budget.value, 'hard_stopped', jsonb_build_object('cancelled_run_ids', to_jsonb(v_ids))),
-                            event_error);
-    stopped := stopped + cardinality(v_ids);
-  end loop;
-  if stopped > 0 then
-    -- What was stopped reserves nothing any more, and that may have been what filled another budget.
-    budgets := dispatcher.evaluate_budgets(p_tenant_id, p_estimates);
-  end if;
-  for v_budget in
-    select b.value, state.action
-      from dispatcher.budget_states(budgets) as state
-      join jsonb_array_elements(budgets) as b on (b.value ->> 'id')::uuid = state.id
-     where state.error is null and state.action <> 'hard_stop' and state.settled + state.reserved >= state.cap
-     order by state.id
-  loop
-    event_error := coalesce(dispatcher.tell_budget_event(p_tenant_id, v_budget.value, case v_budget.action when 'warn' then 'warned' else 'paused' end, '{}'),
-                            event_error);
-  end loop;
+  select max(dispatcher.tell_budget_event(p_tenant_id, row(b.*)::dispatcher.evaluated_budget, 'recovered')) into v_error
+    from unnest(p_budgets) as b
+    cross join lateral (
+      select max(event.id) filter (where event.event_kind <> 'recovered' and event.period_key <> b.period_key) as breach,
+             max(event.id) filter (where event.event_kind = 'recovered') as recovery
+        from public.budget_events as event where event.budget_id = b.id) as history
+   where b.period_key is not null and history.breach > coalesce(history.recovery, 0);
+  return v_error;
+exception when others then
+  if dispatcher.must_abort(sqlstate) then raise; end if;
+  return format('%s (%s)', sqlerrm, sqlstate);
 end
 $$;
-comment on function dispatcher.enforce_budgets(uuid, jsonb, jsonb) is
-  'What follows from evaluated budgets whatever is queued: recoveries, hard stops, one event per breach. Answers how many runs were stopped, and the budgets as they stand after that.';
+comment on function dispatcher.tell_budget_recoveries(uuid, dispatcher.evaluated_budget[]) is
+  'The first evaluation in a new period writes recovered for every budget that had a breach in an earlier one since its last recovery. Answers an error, if one could not be written.';
+
+create or replace function dispatcher.tell_full_budgets(p_tenant_id uuid, p_budgets dispatcher.evaluated_budget[], p_holders uuid[])
+returns text
+language sql volatile set search_path = ''
+as $$
+  select max(dispatcher.tell_budget_event(p_tenant_id, row(b.*)::dispatcher.evaluated_budget,
+                                          case b.action when 'warn' then 'warned' else 'paused' end))
+    from unnest(p_budgets) as b
+   where b.error is null
+     and case b.action when 'hard_stop' then b.id = any (p_holders) and dispatcher.spent_of(b, false) < dispatcher.cap_of(b)
+                       else dispatcher.spent_of(b, true) >= dispatcher.cap_of(b) or (b.action <> 'warn' and b.id = any (p_holders)) end
+$$;
+comment on function dispatcher.tell_full_budgets(uuid, dispatcher.evaluated_budget[], uuid[]) is
+  'One warned or paused event per period for budgets that are full, and for those that hold runs (p_holders) because their rest is too small: also a hard stop that is not spent yet. Answers an error, if one could not be written.';
+
+create or replace function dispatcher.is_timezone(p_timezone text) returns boolean
+language plpgsql stable set search_path = ''
+as $$
+begin
+  perform now() at time zone p_timezone;
+  return p_timezone is not null;
+exception when others then
+  if dispatcher.must_abort(sqlstate) then raise; end if;
+  return false;
+end
+$$;
+comment on function dispatcher.is_timezone(text) is 'Whether the database knows a zone of this name.';
+
+create or replace function dispatcher.faults_of_budget(
+  p_tenant_id uuid, p_name text, p_scope text, p_scope_id text, p_period text, p_cap_usd numeric, p_cap_tokens bigint, p_action text,
+  p_timezone text
+) returns text[]
+language sql stable set search_path = ''
+as $$
+  select dispatcher.faults_of_tenant(p_tenant_id) || dispatcher.faults_of_text('name', p_name, 300, true)
+      || case when p_scope in ('agent', 'department', 'project', 'fleet') then '{}' else array['scope: none of agent, department, project, fleet'] end
+      || case when (p_scope = 'fleet') <> (coalesce(p_scope_id, '') = '') then array['scope_id: needed for every scope but fleet, and only there']
+              else dispatcher.faults_of_text('scope_id', p_scope_id, 200, false) end
+      || case when p_period in ('daily', 'weekly', 'monthly') then '{}' else array['period: none of daily, weekly, monthly'] end
+      || case when num_nonnulls(p_cap_usd, p_cap_tokens) = 1 then '{}' else array['cap: exactly one of cap_usd and cap_tokens'] end
+      || case when p_cap_usd < 0 or p_cap_usd = 'NaN' or p_cap_usd >= 99999999.9999995 then array['cap_usd: outside 0 to 99999999'] else '{}' end
+      || case when p_cap_tokens < 0 then array['cap_tokens: below 0'] else '{}' end
+      || case when p_action in ('warn', 'pause_new_runs', 'hard_stop') then '{}' else array['action: none of warn, pause_new_runs, hard_stop'] end
+      || case when dispatcher.is_timezone(coalesce(p_timezone, 'UTC')) then '{}' else array['timezone: not a known zone'] end
+$$;
+comment on function dispatcher.faults_of_budget(uuid, text, text, text, text, numeric, bigint, text, text) is
+  'What is wrong with a budget that is to be set; empty when nothing is.';
+
+create or replace function dispatcher.lock_budget(p_tenant_id uuid, p_scope text, p_scope_id text, p_period text, p_budget_id uuid) returns uuid
+language sql volatile set search_path = ''
+as $$
+  select id from public.budgets
+   where tenant_id = p_tenant_id
+     and case when p_budget_id is not null then id = p_budget_id
+              else active and scope = p_scope and coalesce(scope_id, '') = coalesce(p_scope_id, '') and period = p_period end
+     for no key update
+$$;
+comment on function dispatcher.lock_budget(uuid, text, text, text, uuid) is
+  'Locks the budget p_budget_id, or the active one of a scope and period; NULL when there is none. Waits for at most lock_timeout.';
 
 create or replace function public.set_budget(
   p_tenant_id uuid, p_name text, p_scope text, p_scope_id text, p_period text, p_cap_usd numeric, p_cap_tokens bigint, p_action text,
   p_timezone text default 'UTC', p_fail_closed boolean default false, p_budget_id uuid default null
 ) returns jsonb
-language plpgsql volatile set search_path = ''
+language plpgsql volatile set search_path = '' set lock_timeout = '3s'
 as $$
 declare
-  v_faults text[] := '{}';
-  v_budget jsonb;
-  v_id uuid;
+  v_faults constant text[] := dispatcher.faults_of_budget(p_tenant_id, p_name, p_scope, p_scope_id, p_period, p_cap_usd, p_cap_tokens,
+                                                          p_action, p_timezone);
+  v_budget public.budgets;
 begin
-  if coalesce(btrim(p_name), '') = '' then v_faults := v_faults || 'name: empty'::text; end if;
-  if p_scope is null or p_scope not in ('agent', 'department', 'project', 'fleet') then v_faults := v_faults || 'scope: none of agent, department, project, fleet'::text; end if;
-  if (p_scope = 'fleet') <> (coalesce(p_scope_id, '') = '') then v_faults := v_faults || 'scope_id: needed for every scope but fleet, and only there'::text; end if;
-  if p_period is null or p_period not in ('daily', 'weekly', 'monthly') then v_faults := v_faults || 'period: none of daily, weekly, monthly'::text; end if;
-  if num_nonnulls(p_cap_usd, p_cap_tokens) <> 1 then v_faults := v_faults || 'cap: exactly one of cap_usd and cap_tokens'::text; end if;
-  if p_cap_usd < 0 or p_cap_usd = 'NaN' or p_cap_usd >= 100000000 then v_faults := v_faults || 'cap_usd: outside 0 to 99999999'::text; end if;
-  if p_cap_tokens < 0 then v_faults := v_faults || 'cap_tokens: below 0'::text; end if;
-  if p_action is null or p_action not in ('warn', 'pause_new_runs', 'hard_stop') then v_faults := v_faults || 'action: none of warn, pause_new_runs, hard_stop'::text; end if;
-  begin
-    perform now() at time zone coalesce(p_timezone, 'UTC');
-  exception when invalid_parameter_value then
-    v_faults := v_faults || 'timezone: not a known zone'::text;
-  end;
   if cardinality(v_faults) > 0 then
-    return jsonb_build_object('applied', false, 'code', 'invalid', 'faults', to_jsonb(v_faults));
+    return dispatcher.invalid(v_faults);
   end if;
-  begin
-    if p_budget_id is null then
-      select id into v_id from public.budgets
-       where tenant_id = p_tenant_id and active and scope = p_scope and coalesce(scope_id, '') = coalesce(p_scope_id, '') and period = p_period for update;
-    else
-      select id into v_id from public.budgets where tenant_id = p_tenant_id and id = p_budget_id for update;
-      if v_id is null then
-        return jsonb_build_object('applied', false, 'code', 'not_found', 'budget_id', p_budget_id);
-      end if;
-    end if;
-    if v_id is null then
-      insert into public.budgets (tenant_id, name, scope, scope_id, period, timezone, cap_usd, cap_tokens, action_on_exceed, fail_closed)
-      values (p_tenant_id, btrim(p_name), p_scope, nullif(p_scope_id, ''), p_period, coalesce(p_timezone, 'UTC'), p_cap_usd, p_cap_tokens, p_action, coalesce(p_fail_closed, false))
-      returning id into v_id;
-    else
-      update public.budgets
-         set name = btrim(p_name), scope = p_scope, scope_id = nullif(p_scope_id, ''), period = p_period, timezone = coalesce(p_timezone, 'UTC'), cap_usd = p_cap_usd,
-             cap_tokens = p_cap_tokens, action_on_exceed = p_action, fail_closed = coalesce(p_fail_closed, false), active = true, updated_at = now()
-       where id = v_id;
-    end if;
-  exception when unique_violation then
-    return jsonb_build_object('applied', false, 'code', 'exists', 'faults', jsonb_build_array('another active budget has this scope and period'));
-  end;
-  select to_jsonb(budget) - 'tenant_id' into v_budget from public.budgets as budget where budget.id = v_id;
-  return jsonb_build_object('applied', true, 'code', 'ok', 'budget', v_budget);
+  v_budget.id := dispatcher.lock_budget(p_tenant_id, p_scope, p_scope_id, p_period, p_budget_id);
+  if v_budget.id is null and p_budget_id is not null then
+    return jsonb_build_object('applied', false, 'code', 'not_found', 'budget_id', p_budget_id);
+  end if;
+  insert into public.budgets as budget (
+    id, tenant_id, name, scope, scope_id, period, timezone, cap_usd, cap_tokens, action_on_exceed, fail_closed)
+  values (coalesce(v_budget.id, gen_random_uuid()), p_tenant_id, btrim(p_name), p_scope, nullif(p_scope_id, ''), p_period,
+          coalesce(p_timezone, 'UTC'), p_cap_usd, p_cap_tokens, p_action, coalesce(p_fail_closed, false))
+  on conflict (id) do update
+     set name = excluded.name, scope = excluded.scope, scope_id = excluded.scope_id, period = excluded.period, timezone = excluded.timezone,
+         cap_usd = excluded.cap_usd, cap_tokens = excluded.cap_tokens, action_on_exceed = excluded.action_on_exceed,
+         fail_closed = excluded.fail_closed, active = true, updated_at = now()
+  returning * into v_budget;
+  return jsonb_build_object('applied', true, 'code', 'ok', 'budget', to_jsonb(v_budget) - 'tenant_id');
+exception when unique_violation then
+  return jsonb_build_object('applied', false, 'code', 'exists', 'faults', jsonb_build_array('another active budget has this scope and period'));
+when lock_not_available then
+  return jsonb_build_object('applied', false, 'code', 'busy', 'budget_id', p_budget_id);
 end
 $$;
 comment on function public.set_budget(uuid, text, text, text, text, numeric, bigint, text, text, boolean, uuid) is
-  'Makes the active budget of a scope and period what is given (or the budget p_budget_id). Answers {applied, code: ok | invalid | exists | not_found, budget | faults}, every fault named.';
+  'Makes the active budget of a scope and period what is given (or the budget p_budget_id). Answers {applied, code: ok | invalid | exists | not_found | busy, budget | faults}, every fault named; busy: another session holds the budget, ask again.';
 
-create or replace function public.deactivate_budget(p_tenant_id uuid, p_budget text) returns jsonb
-language plpgsql volatile set search_path = ''
+create or replace function dispatcher.budgets_named(p_tenant_id uuid, p_budget text, out active jsonb, out is_known boolean)
+language sql stable set search_path = ''
 as $$
-declare
-  v_active jsonb;
-  v_known boolean;
-begin
   with named as (
     select budget.* from public.budgets as budget where budget.tenant_id = p_tenant_id and p_budget in (budget.id::text, budget.name)
   )
-  select coalesce(jsonb_agg(jsonb_build_object('id', named.id, 'name', named.name, 'scope', named.scope, 'scope_id', named.scope_id, 'period', named.period)
+  select coalesce(jsonb_agg(jsonb_build_object('id', named.id, 'name', named.name, 'scope', named.scope, 'scope_id', named.scope_id,
+                                               'period', named.period)
                             order by named.created_at, named.id) filter (where named.active), '[]'), count(*) > 0
-    into v_active, v_known
     from named
-   where named.id::text = p_budget or not exists (select from named as same where same.id::text = p_budget); -- what is an id is no name
-  if jsonb_array_length(v_active) > 1 then
-    return jsonb_build_object('applied', false, 'code', 'ambiguous', 'budget', p_budget, 'budgets', v_active);
+   where named.id::text = p_budget or not exists (select from named as same where same.id::text = p_budget)  -- what is an id is no name
+$$;
+comment on function dispatcher.budgets_named(uuid, text) is 'The active budgets of an id or name, and whether there are any at all.';
+
+create or replace function public.deactivate_budget(p_tenant_id uuid, p_budget text) returns jsonb
+language plpgsql volatile set search_path = '' set lock_timeout = '3s'
+as $$
+declare
+  v_named constant record := dispatcher.budgets_named(p_tenant_id, p_budget);
+begin
+  if jsonb_array_length(v_named.active) > 1 then
+    return jsonb_build_object('applied', false, 'code', 'ambiguous', 'budget', p_budget, 'budgets', v_named.active);
   end if;
-  update public.budgets set active = false, updated_at = now() where tenant_id = p_tenant_id and id = (v_active -> 0 ->> 'id')::uuid and active;
-  return jsonb_build_object('applied', v_known, 'code', case when found then 'ok' when v_known then 'already' else 'not_found' end,
-                            'budget', p_budget, 'budgets', v_active);
+  update public.budgets set active = false, updated_at = now()
+   where tenant_id = p_tenant_id and id = (v_named.active -> 0 ->> 'id')::uuid and active;
+  return jsonb_build_object('applied', v_named.is_known, 'budget', p_budget, 'budgets', v_named.active,
+                            'code', case when found then 'ok' when v_named.is_known then 'already' else 'not_found' end);
+exception when lock_not_available then
+  return jsonb_build_object('applied', false, 'code', 'busy', 'budget', p_budget, 'budgets', jsonb_build_array());
 end
 $$;
 comment on function public.deactivate_budget(uuid, text) is
-  'Ends the one active budget of an id or name: what it held goes out with the next tick. Answers {applied, code: ok | already | ambiguous | not_found, budget, budgets}; budgets: what was ended, or the several of that name.';
+  'Ends the one active budget of an id or name: what it held goes out with the next tick. Answers {applied, code: ok | already | ambiguous | not_found | busy, budget, budgets}; budgets: what was ended, or the several of that name.';
 
 create or replace function public.list_budgets(p_tenant_id uuid, p_default_usd numeric default null) returns jsonb
 language sql stable set search_path = ''
 as $$
   select jsonb_build_object('code', 'ok', 'budgets', coalesce(jsonb_agg(
-           (to_jsonb(budget) - 'tenant_id') || coalesce(evaluated.value - array['id', 'name', 'scope', 'scope_id', 'period', 'action', 'fail_closed', 'cap_usd', 'cap_tokens'], '{}')
-           || jsonb_build_object('events', (select coalesce(jsonb_agg(event.event_kind order by event.id), '[]') from public.budget_events as event
-                                             where event.budget_id = budget.id and event.period_key = evaluated.value ->> 'period_key'))
+           (to_jsonb(budget) - 'tenant_id') || coalesce(to_jsonb(evaluated)
+              - array['id', 'name', 'scope', 'scope_id', 'period', 'action', 'fail_closed', 'cap_usd', 'cap_tokens'], '{}')
+           || jsonb_build_object('events', (select coalesce(jsonb_agg(event.event_kind order by event.id), '[]')
+                                              from public.budget_events as event
+                                             where event.budget_id = budget.id and event.period_key = evaluated.period_key))
            order by budget.active desc, budget.scope, budget.scope_id, budget.period, budget.created_at), '[]'))
     from public.budgets as budget
-    left join jsonb_array_elements(dispatcher.evaluate_budgets(p_tenant_id, dispatcher.workflow_estimates(p_tenant_id, p_default_usd))) as evaluated
-      on (evaluated.value ->> 'id')::uuid = budget.id
+    left join unnest(dispatcher.evaluate_budgets(p_tenant_id, dispatcher.workflow_estimates(p_tenant_id, p_default_usd))) as evaluated
+      on evaluated.id = budget.id
    where budget.tenant_id = p_tenant_id
 $$;
-comment on function public.list_budgets(uuid, numeric) is 'All budgets; the active ones with period, settled and reserved spend, and this period''s events.';
+comment on function public.list_budgets(uuid, numeric) is
+  'All budgets; the active ones with period, settled and reserved spend, and this period''s events.';
 
 create or replace function public.budget_ledger(p_tenant_id uuid, p_limit integer default 50) returns jsonb
 language sql stable set search_path = ''
 as $$
-  select jsonb_build_object('code', 'ok', 'events', coalesce(jsonb_agg(jsonb_build_object('at', event.created_at, 'budget_id', event.budget_id, 'budget', budget.name,
-           'scope', budget.scope, 'scope_id', budget.scope_id, 'period_key', event.period_key, 'event_kind', event.event_kind, 'detail', event.detail) order by event.id desc), '[]'))
+  select jsonb_build_object('code', 'ok', 'events', coalesce(jsonb_agg(jsonb_build_object(
+           'at', event.created_at, 'budget_id', event.budget_id, 'budget', budget.name, 'scope', budget.scope, 'scope_id', budget.scope_id,
+           'period_key', event.period_key, 'event_kind', event.event_kind, 'detail', event.detail) order by event.id desc), '[]'))
     from (select * from public.budget_events where tenant_id = p_tenant_id order by id desc limit least(greatest(p_limit, 1), 1000)) as event
     join public.budgets as budget on budget.id = event.budget_id
 $$;

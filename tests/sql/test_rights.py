@@ -53,6 +53,7 @@ HIDDEN: Final = {
     "workflow_claims": "claim tokens",
     "workflow_notifications": "an outbox between daemons",
     "workflow_respawns": "the same",
+    "taken_wakes": "a view for the functions",
 }
 
 RELATIONS: Final = """

@@ -344,7 +344,7 @@ def test_enqueue_once_per_key_and_pinned(runs: Workflows) -> None:
     runs.tick()
     row = runs.row(uuid.UUID(first["run_id"]))
     assert (row["owner_agent_id"], row["priority"], row["input_payload"]) == ("ada", 4, {"a": 1})
-    assert runs.call("enqueue_workflow_run", p_tenant_id=runs.tenant, p_workflow_type=" ")["code"] == "bad_type"
+    assert runs.call("enqueue_workflow_run", p_tenant_id=runs.tenant, p_workflow_type=" ")["code"] == "invalid"
 
 
 def test_cancel_is_audited_and_final(runs: Workflows) -> None:

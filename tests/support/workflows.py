@@ -5,6 +5,7 @@ from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from typing import Any
 
+import psycopg
 from psycopg.types.json import Jsonb
 
 from tests.support.database import Connection, Database
@@ -21,7 +22,15 @@ WAKE_SETTINGS = {
     "max_wake_chain": 6,
     "max_wakes_per_day": 0,
 }
-JSON_ARGUMENTS = {"p_results", "p_input", "p_usage", "p_output"}
+TICK_SETTINGS = {
+    "workflow_batch_size": 10,
+    "stale_dispatch_seconds": 300,
+    "max_dispatch_retries": 3,
+    "stale_claim_seconds": 600,
+    "workflow_cost_estimate_usd": None,
+}
+COUNTS = ("dispatched", "retried", "released", "failed", "timed_out")
+JSON_ARGUMENTS = {"p_results", "p_input", "p_usage", "p_output", "p_facts"}
 
 
 @contextmanager
@@ -45,6 +54,7 @@ class Workflows:
         self.gateway_id = self.seed.gateway(gateway, tenant)
         self.connection = database.connect("service_role")
         self.settings: dict[str, object] = {}
+        self._set = dict(TICK_SETTINGS)
         self._siblings: list[Workflows] = []
         identity = {"hostname": "h", "host_id": "boot:1", "pid": 1, "pid_started_at": 1.0, "version": "0"}
         registered = self.call(
@@ -105,8 +115,56 @@ class Workflows:
 
     # -- the daemon
 
-    def tick(self, **settings: object) -> Any:
-        return self.call("dispatch_workflows", p_instance_id=self.id, p_settings={**self.settings, **settings})
+    def phase(self, phase: str, on: Connection | None = None, **more: object) -> Any:
+        return self.call("dispatch_workflows", on, p_instance_id=self.id, p_phase=phase, **more)
+
+    def tick(self, on: Connection | None = None, /, **settings: object) -> Any:
+        """One round of a tick as the daemon makes it: one pass of each phase that is due.
+
+        What a phase raises stands under `errors`.
+        """
+        self.set(**settings)
+        look = self.phase("look", on)
+        tick: dict[str, Any] = dict.fromkeys((*COUNTS, "held", "stopped", "warned", "unrouted", "pruned"), 0)
+        tick |= {
+            "busy": False,
+            "again": False,
+            "errors": [],
+            "budget_error": None,
+            "budgets_open": False,
+            "held_by": {},
+        }
+        tick["due"] = look["due"]
+        for phase in look["due"]:
+            self._add_pass(tick, phase, on)
+        tick["budget_enforcement"] = {name: tick[name] for name in ("held", "stopped", "warned")}
+        facts = {name: tick[name] for name in (*COUNTS, "budget_enforcement", "held_by", "budget_error")}
+        return tick | {name: value for name, value in self.phase("note", on, p_facts=facts).items() if name not in tick}
+
+    def _add_pass(self, tick: dict[str, Any], phase: str, on: Connection | None) -> None:
+        try:
+            part = self.phase(phase, on)
+        except psycopg.Error as error:
+            failure = {"phase": phase, "run_id": None, "error": str(error), "error_code": error.sqlstate}
+            tick["errors"].append(failure)
+            return
+        for name in (*COUNTS, "held", "stopped", "warned", "unrouted", "pruned"):
+            tick[name] += part.get(name) or 0
+        for name in ("busy", "again", "budgets_open"):
+            tick[name] = tick[name] or part.get(name, False)
+        tick["errors"] += part["errors"]
+        tick["budget_error"] = tick["budget_error"] or part.get("budget_error")
+        tick["held_by"] |= part.get("held_by", {})
+
+    def set(self, **settings: object) -> None:
+        """The settings this daemon is registered with, from now on."""
+        wanted = {**TICK_SETTINGS, **self.settings, **settings}
+        if wanted != self._set:
+            columns = ", ".join(f"{name} = %({name})s" for name in wanted)
+            self.database.execute(
+                f"update public.dispatcher_settings set {columns} where instance_id = %(id)s", {**wanted, "id": self.id}
+            )
+            self._set = wanted
 
     # -- the agent
 

@@ -87,7 +87,7 @@ def stores(rest: Any) -> list[Any]:
     return [
         InboxStore(rest, lambda: ID, WakeBook()),
         InstanceStore(rest),
-        WorkflowStore(rest, lambda: ID, {}),
+        WorkflowStore(rest, lambda: ID),
     ]
 
 
@@ -184,16 +184,20 @@ GOOD: dict[str, Any] = {
     "gauges": {"backlog": {"under_1m": 1, "oldest_seconds": 5}, "runs": {"queued": 1}, "held": 0},
     "stop": None,
     "note_sweep": None,
-    "tick": {
+    "look_at_runs": {"due": ["dispatched"], "stop_wakes": [STOP]},
+    "note_tick": {"next_in": 5.0, "stop_wakes": [STOP]},
+    "run_phase": {
+        "phase": "dispatched",
         "busy": False,
+        "again": True,
         "dispatched": 1,
-        "budget_enforcement": {"held": 0, "stopped": 0, "warned": 0},
+        "held": 0,
+        "held_by": {"code-change": ["All"]},
+        "warned": 0,
+        "locked": 0,
         "errors": [STEP_ERROR],
         "budget_error": None,
         "budgets_open": False,
-        "again": False,
-        "next_in": 5.0,
-        "stop_wakes": [STOP],
     },
     "claim_notifications": {
         "notifications": [RUN | {"id": str(ID), "attempt": 1, "tries": 1}],

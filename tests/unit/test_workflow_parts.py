@@ -17,7 +17,7 @@ from dispatcher import events
 from dispatcher.agents.openclaw_calls import CallResult, OpenclawCommand
 from dispatcher.agents.registry import possible_ids
 from dispatcher.answers import Answer
-from dispatcher.errors import DispatcherError, InvalidAgentId, ServiceUnavailable, SpawnError
+from dispatcher.errors import DispatcherError, InvalidAgentId, RestError, ServiceUnavailable, SpawnError
 from dispatcher.inbox.message import wake_message
 from dispatcher.inbox.model import Grant
 from dispatcher.local.stub import StubAgent
@@ -25,7 +25,7 @@ from dispatcher.runtime.health import Health
 from dispatcher.supabase.realtime_paths import Hint, read_broadcast, read_change
 from dispatcher.workflows import model
 from dispatcher.workflows.message import notification_text, respawn_message
-from dispatcher.workflows.model import Respawn, StopOrder, Suspect, TickAnswer, Watch
+from dispatcher.workflows.model import Look, Note, PhaseAnswer, Respawn, StopOrder, Suspect, Watch
 from dispatcher.workflows.monitor import Monitor, monitor_interval
 from dispatcher.workflows.notify import Notifier, session_agent
 from dispatcher.workflows.service import ProcessStopper, Ticker
@@ -176,25 +176,43 @@ def test_a_task(document: object, live: bool) -> None:
 # ------------------------------------------------------------------------------------------- the tick
 
 
-def answer(**more: Any) -> dict[str, Any]:
-    plain = {"busy": False, "errors": [], "stop_wakes": [], "again": False, "next_in": None, "budget_error": None}
-    plain |= {"budgets_open": False, "budget_enforcement": {"held": 0, "stopped": 0, "warned": 0}}
-    return plain | {"dispatched": 0, "retried": 0, "released": 0, "failed": 0, "timed_out": 0} | more
+NOTHING: dict[str, Any] = {}
 
 
 class Script:
-    """A store that answers as told; an exception is raised."""
+    """A store whose ticks go as told: `ticks` maps phases to the passes of each, one mapping per tick.
 
-    def __init__(self, *answers: Any) -> None:
-        self.answers = list(answers)
-        self.ticks = 0
+    A pass that is an exception is raised; `next_in` of a mapping is what the tick ends with.
+    """
 
-    def tick(self) -> TickAnswer:
-        self.ticks += 1
-        said = self.answers.pop(0) if len(self.answers) > 1 else self.answers[0]
+    def __init__(self, *ticks: Mapping[str, Any] | Exception, stops: Any = ()) -> None:
+        self.plan = list(ticks)
+        self.stops = list(stops)
+        self.calls: list[str] = []
+        self.noted: list[Mapping[str, object]] = []
+        self._passes: dict[str, list[Any]] = {}
+        self._next_in: float | None = None
+
+    def look_at_runs(self) -> Look:
+        said = self.plan.pop(0) if len(self.plan) > 1 else self.plan[0]
         if isinstance(said, Exception):
             raise said
-        return TickAnswer.read(Answer.of("dispatch_workflows", said))
+        self._next_in = said.get("next_in")
+        self._passes = {phase: list(passes) for phase, passes in said.items() if phase != "next_in"}
+        return Look.read(Answer.of("look", {"due": list(self._passes), "stop_wakes": self.stops}))
+
+    def run_phase(self, phase: str) -> PhaseAnswer:
+        self.calls.append(phase)
+        passes = self._passes.get(phase) or [NOTHING]
+        said = passes.pop(0) if len(passes) > 1 else passes[0]
+        if isinstance(said, Exception):
+            raise said
+        plain = {"phase": phase, "busy": False, "again": False, "errors": []}
+        return PhaseAnswer.read(Answer.of("dispatch_workflows", plain | said))
+
+    def note_tick(self, facts: Mapping[str, object]) -> Note:
+        self.noted.append(facts)
+        return Note.read(Answer.of("note", {"next_in": self._next_in, "stop_wakes": []}))
 
 
 class Log:
@@ -228,37 +246,75 @@ def ticker(script: Any, **more: Any) -> tuple[Ticker, Health, list[str]]:
         on_dispatched=lambda: woken.append("notify"),
         is_stopping=more.pop("is_stopping", lambda: False),
         draw=lambda: 0.5,
+        clock=more.pop("clock", lambda: 0.0),
     )
     return made, health, woken
 
 
-def test_it_ticks_on_while_there_is_more(log: Log) -> None:
-    script = Script(answer(dispatched=10, again=True), answer(dispatched=3), answer())
+def causes(health: Health) -> set[str]:
+    return {str(cause) for cause in health.snapshot()["causes"]}
+
+
+def test_it_goes_on_while_there_is_more(log: Log) -> None:
+    script = Script({"dispatched": [{"dispatched": 10, "again": True}, {"dispatched": 3}]}, NOTHING)
     made, _, woken = ticker(script)
     made.beat()
-    assert (script.ticks, woken, made.next_interval()) == (2, ["notify", "notify"], 30)
+    assert (script.calls, woken, made.next_interval()) == (["dispatched"] * 2, ["notify", "notify"], 30)
+    assert script.noted[0]["dispatched"] == 13
+
+
+def test_c03_every_round_gives_each_phase_a_pass(log: Log) -> None:
+    """A hard stop with much to do does not keep other runs from going out."""
+    stops = [{"stopped": 500, "again": True}] * 2 + [{"stopped": 7}]
+    script = Script({"stopped": stops, "dispatched": [NOTHING]})
+    made, *_ = ticker(script)
+    made.beat()
+    assert script.calls == ["stopped", "dispatched"] * 3
+    assert script.noted[0]["budget_enforcement"] == {"held": 0, "stopped": 1007, "warned": 0}
+
+
+def test_c03_a_phase_that_fails_costs_itself_alone(log: Log) -> None:
+    script = Script({"stopped": [RestError("too slow", code="57014")], "timed_out": [{"timed_out": 1}]}, NOTHING)
+    made, health, _ = ticker(script)
+    made.beat()
+    assert script.noted[0]["timed_out"] == 1
+    assert any("stopped" in cause for cause in causes(health))
+    assert [line["phase"] for line in log.of(events.WORKFLOW_STEP_FAILED)] == ["stopped"]
+    made.beat()
+    assert causes(health) == set()
+
+
+def test_an_outage_ends_the_beat(log: Log) -> None:
+    away = ServiceUnavailable("away")
+    script = Script({"stopped": [away], "dispatched": [away], "timed_out": [NOTHING]})
+    made, *_ = ticker(script)
+    with pytest.raises(ServiceUnavailable):
+        made.beat()
+    assert script.calls == ["stopped", "dispatched"]
 
 
 def test_a_stop_ends_the_rounds_and_an_endless_queue_cannot_hold_the_loop(log: Log) -> None:
-    script = Script(answer(again=True))
-    made, *_ = ticker(script, is_stopping=lambda: True)
+    endless = {"dispatched": [{"dispatched": 10, "again": True}]}
+    script = Script(endless)
+    made, *_ = ticker(script, is_stopping=lambda: len(script.calls) >= 1)
     made.beat()
-    assert script.ticks == 1
-    made, *_ = ticker(script)
+    assert script.calls == ["dispatched"]
+    script = Script(endless)
+    made, *_ = ticker(script, clock=lambda: 0.3 * len(script.calls))
     made.beat()
-    assert script.ticks == 51
+    assert len(script.calls) == 4
     assert made.next_interval() < 0.1
 
 
 @pytest.mark.parametrize(
     ("said", "interval"),
     [
-        (answer(), 30),
-        (answer(next_in=5.0), 5.05),
-        (answer(next_in=500.0), 30),
-        (answer(next_in="Infinity"), 30),
-        (answer(next_in=-3.0, timed_out=1), 0.05),
-        ({"busy": True, "stop_wakes": []}, 0.25),
+        (NOTHING, 30),
+        ({"next_in": 5.0}, 5.05),
+        ({"next_in": 500.0}, 30),
+        ({"next_in": "Infinity"}, 30),
+        ({"timed_out": [{"timed_out": 1}], "next_in": -3.0}, 0.05),
+        ({"dispatched": [{"busy": True}]}, 0.25),
     ],
 )
 def test_when_the_next_tick_is_due(log: Log, said: dict[str, Any], interval: float) -> None:
@@ -267,10 +323,11 @@ def test_when_the_next_tick_is_due(log: Log, said: dict[str, Any], interval: flo
     assert made.next_interval() == pytest.approx(interval)
 
 
-def test_what_is_due_and_cannot_be_moved_is_looked_at_less_and_less(log: Log) -> None:
+@pytest.mark.parametrize("stuck", [{"next_in": -60.0}, {"dispatched": [{"locked": 1}]}])
+def test_what_is_due_and_cannot_be_moved_is_looked_at_less_and_less(log: Log, stuck: dict[str, Any]) -> None:
     """A row that is locked, or raises, must not make every daemon tick without a pause."""
-    stuck = answer(next_in=-60.0)
-    made, *_ = ticker(Script(*[stuck] * 8, answer(next_in=-60.0, timed_out=1), stuck))
+    moved = {"timed_out": [{"timed_out": 1}], "next_in": -60.0}
+    made, *_ = ticker(Script(*[stuck] * 8, moved, stuck))
     delays = []
     for _ in range(10):
         made.beat()
@@ -295,22 +352,21 @@ def test_after_failures_it_comes_back_sooner_than_the_poll_and_later_each_time(l
 
 
 def test_budgets_that_fail_open_degrade_health_and_are_told_once(log: Log) -> None:
-    broken = {"phase": "budgets", "error": "no table", "error_code": "42P01"}
-    script = Script(answer(budget_error="no table", budgets_open=True, errors=[broken]))
+    script = Script({"dispatched": [{"budget_error": "no table", "budgets_open": True}]})
     made, health, _ = ticker(script)
     for _ in range(3):
         made.beat()
     assert len(log.of(events.BUDGETS_FAILED_OPEN)) == 1
     assert log.of(events.WORKFLOW_STEP_FAILED) == []
     assert health.snapshot()["status"] == "degraded"
-    script.answers = [answer()]
+    script.plan = [NOTHING]
     made.beat()
     assert health.snapshot()["status"] == "ok"
     assert len(log.of(events.BUDGETS_BACK)) == 1
 
 
 def test_budgets_that_hold_and_cannot_be_written_down_are_not_said_to_be_open(log: Log) -> None:
-    made, health, _ = ticker(Script(answer(budget_error="no events", budgets_open=False)))
+    made, health, _ = ticker(Script({"dispatched": [{"budget_error": "no events", "budgets_open": False}]}))
     made.beat()
     [line] = log.of(events.BUDGETS_UNENFORCED)
     assert "hold runs back" in line["msg"]
@@ -319,9 +375,9 @@ def test_budgets_that_hold_and_cannot_be_written_down_are_not_said_to_be_open(lo
 
 
 def test_ff62_a_bad_run_is_named_once_for_as_long_as_it_is_bad(log: Log) -> None:
-    bad = {"phase": "dispatched", "run_id": str(RUN), "error": "boom", "error_code": "P0001"}
-    script = Script(answer(errors=[bad]), answer(errors=[bad]), answer(), answer(errors=[bad]), answer())
-    made, *_ = ticker(script)
+    fault = {"phase": "dispatched", "run_id": str(RUN), "error": "boom", "error_code": "P0001"}
+    bad = {"dispatched": [{"errors": [fault]}]}
+    made, *_ = ticker(Script(bad, bad, NOTHING, bad, NOTHING))
     for _ in range(5):
         made.beat()
     assert [facts["run_id"] for facts in log.of(events.WORKFLOW_STEP_FAILED)] == [str(RUN)] * 2
@@ -331,7 +387,7 @@ def test_processes_are_stopped_also_when_another_pass_is_under_way(log: Log) -> 
     stopped: list[str] = []
     stopper = ProcessStopper(lambda wake, _cause: len(stopped) < 2 and not stopped.append(wake))
     order = {"wake_id": str(RUN), "cause": "run x is cancelled"}
-    made, *_ = ticker(Script({"busy": True, "stop_wakes": [order]}), stopper=stopper)
+    made, *_ = ticker(Script({"dispatched": [{"busy": True}]}, stops=[order]), stopper=stopper)
     made.beat(), made.beat(), made.beat()
     assert stopped == [str(RUN)] * 2  # it takes its time to end, and the order stands until it has
     assert len(log.of(events.WORKFLOW_PROCESS_STOPPED)) == 1

@@ -24,9 +24,11 @@ log = get_logger(__name__)
 
 SILENT_AFTER: Final = 3
 # A phase settles 500 rows a call. So many calls in one sweep: then the other phases have their turn, and the next sweep
-# comes soon. The listing of agents is not cut short: who waits longest is known only when all are listed.
+# comes soon. The listing of agents is not cut short: who waits longest is known only when all are listed. Its bound is
+# for an answer that never says it is the last one.
 PASSES: Final = 4
 LISTING: Final = "listed"
+MOST_PAGES: Final = 2_000
 SOON: Final = 0.05
 SILENT_CAUSE: Final = "realtime_silent"
 
@@ -103,7 +105,7 @@ class Sweeper:
                 cursor = answer.cursor
                 if not answer.again:
                     return
-                if number >= PASSES and phase != LISTING:
+                if number >= (MOST_PAGES if phase == LISTING else PASSES):
                     sweep.is_unfinished = True
                     return
         except ServiceUnavailable as error:

@@ -11,11 +11,23 @@ from uuid import UUID, uuid4
 import pytest
 
 from dispatcher.errors import RestError, ServiceUnavailable, ShuttingDown, SpawnError
+from dispatcher.inbox import sweep
 from dispatcher.inbox.book import BookedWake, WakeBook
 from dispatcher.inbox.decisions import Decisions, rest_after
 from dispatcher.inbox.hints import HintedItems, Hints, LocalAgents
 from dispatcher.inbox.launcher import Launcher
-from dispatcher.inbox.model import Claim, Ended, Grant, Refusal, Report, ReportAnswer, ReportResult, Verdict
+from dispatcher.inbox.model import (
+    Claim,
+    Ended,
+    Grant,
+    Look,
+    PhaseAnswer,
+    Refusal,
+    Report,
+    ReportAnswer,
+    ReportResult,
+    Verdict,
+)
 from dispatcher.inbox.namesakes import Namesakes
 from dispatcher.inbox.reporter import Reporter
 from dispatcher.inbox.worker import ClaimTroubles, WakeWorker
@@ -398,3 +410,45 @@ def test_an_answer_that_cannot_be_acted_on_loses_nothing_else() -> None:
         for writer in writers:
             writer.start()
         wait_until(lambda: len(desk.results) == 3 and len(desk.verdicts) == 1, what="all results and the grant")
+
+
+# ------------------------------------------------------------------------------------------- sweep
+
+
+@pytest.mark.parametrize("phase", ["expired", "listed"])
+def test_c11_an_answer_that_never_is_the_last_one_does_not_hold_the_sweep(
+    phase: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(sweep, "MOST_PAGES", 20)
+
+    class Endless:
+        passes = 0
+
+        def look(self) -> Look:
+            return Look({AGENT: "ada"}, (), broadcast_available=True, due=(phase,))
+
+        def sweep_phase(self, phase: str, _cursor: object, _limit: int) -> PhaseAnswer:
+            self.passes += 1
+            return PhaseAnswer(phase, {phase: 1}, again=True, cursor=None, verdicts=[])
+
+        def note_sweep(self, _facts: object) -> None:
+            pass
+
+    store: Any = Endless()
+    sweeper = sweep.Sweeper(
+        store,
+        LocalAgents(),
+        Namesakes(lambda: ()),
+        HintedItems(),
+        Decisions(lambda _grant: None, DueTimes()),
+        claim_limit=1,
+        interval=60,
+        degraded_interval=10,
+        is_realtime_well=lambda: True,
+        settle_open_wakes=lambda _rows: None,
+        on_broadcast_available=lambda _available: None,
+        health=Health(),
+    )
+    sweeper.beat()
+    assert store.passes == (20 if phase == "listed" else sweep.PASSES)
+    assert sweeper.next_interval() < 1

@@ -256,6 +256,16 @@ $$;
 
 COMMENT ON FUNCTION dispatcher.add_stopped_runs(p_budget dispatcher.evaluated_budget, p_run_ids uuid[]) IS 'Adds runs that a hard stop has cancelled to its event of the period: cancelled_runs counts all, cancelled_run_ids has the first 1,000.';
 
+CREATE FUNCTION dispatcher.agents_of_operator(p_tenant_id uuid, p_gateway_id uuid, p_agent text) RETURNS SETOF uuid
+    LANGUAGE sql STABLE
+    SET search_path TO ''
+    AS $$
+  select id from public.agents
+   where tenant_id = p_tenant_id and gateway_id = p_gateway_id and (p_agent is null or slug = p_agent or id::text = p_agent)
+$$;
+
+COMMENT ON FUNCTION dispatcher.agents_of_operator(p_tenant_id uuid, p_gateway_id uuid, p_agent text) IS 'The agents of a gateway an operator speaks of: one by slug or id, or all.';
+
 CREATE FUNCTION dispatcher.agents_to_settle(p_sweeper dispatcher.claimant, p_limit integer) RETURNS SETOF uuid
     LANGUAGE sql STABLE
     SET search_path TO ''
@@ -1270,6 +1280,34 @@ $$;
 
 COMMENT ON FUNCTION dispatcher.expected_objects() IS 'What the migration files make. base_of: made only where this table or function of YourHQ''s was absent.';
 
+CREATE FUNCTION dispatcher.expire_items(p_agent_ids uuid[], p_item_ids uuid[], p_reason text) RETURNS uuid[]
+    LANGUAGE plpgsql
+    SET search_path TO ''
+    AS $$
+declare
+  v_ids uuid[];
+begin
+  with expired as (
+    update public.agent_inbox_items as item
+       set status = 'failed', attempt_count = greatest(item.attempt_count, item.max_attempts), failed_at = now(),
+           leased_at = null, leased_until = null, updated_at = now(),
+           context = dispatcher.merge_inbox_context(item.context, jsonb_build_object('last_failure_reason', p_reason))
+     where item.id in (select held.id from public.agent_inbox_items as held
+                        where held.id = any (p_item_ids) and held.agent_id = any (p_agent_ids) and held.status in ('pending', 'failed')
+                        order by held.id limit 500 for update skip locked)
+    returning item.id, item.tenant_id, item.failed_at
+  ), marked as (
+    insert into public.inbox_item_marks as mark (item_id, tenant_id, set_aside_at, set_aside_as)
+    select expired.id, expired.tenant_id, expired.failed_at, 'operator' from expired
+    on conflict (item_id) do update set set_aside_at = excluded.set_aside_at, set_aside_as = excluded.set_aside_as
+  )
+  select array_agg(id) into v_ids from expired;
+  return coalesce(v_ids, '{}');
+end
+$$;
+
+COMMENT ON FUNCTION dispatcher.expire_items(p_agent_ids uuid[], p_item_ids uuid[], p_reason text) IS 'Ends pending and failed items by an operator''s hand and marks them so, at most 500; answers which. What somebody holds is left alone.';
+
 CREATE FUNCTION dispatcher.expire_stale_items(p_sweeper dispatcher.claimant, p_limit integer) RETURNS integer
     LANGUAGE plpgsql
     SET search_path TO ''
@@ -1606,14 +1644,18 @@ CREATE FUNCTION dispatcher.gateway_backlog(p_gateway_id uuid) RETURNS jsonb
     LANGUAGE sql STABLE
     SET search_path TO ''
     AS $$
-  select jsonb_build_object('items', count(*), 'under_1m', count(*) filter (where age < interval '1 minute'),
-                            'under_1h', count(*) filter (where age >= interval '1 minute' and age < interval '1 hour'),
-                            'over_1h', count(*) filter (where age >= interval '1 hour'), 'oldest_seconds', round(extract(epoch from max(age))))
-    from (select now() - dispatcher.known_time(due.created_at) as age from dispatcher.inbox_due as due join public.agents as agent on agent.id = due.agent_id
+  select jsonb_build_object(
+           'items', count(*) filter (where not is_paused), 'under_1m', count(*) filter (where not is_paused and age < interval '1 minute'),
+           'under_1h', count(*) filter (where not is_paused and age >= interval '1 minute' and age < interval '1 hour'),
+           'over_1h', count(*) filter (where not is_paused and age >= interval '1 hour'),
+           'oldest_seconds', round(extract(epoch from max(age) filter (where not is_paused))),
+           'waiting_for_paused', count(*) filter (where is_paused))
+    from (select now() - dispatcher.known_time(due.created_at) as age, agent.status in ('paused', 'hibernating') as is_paused
+            from dispatcher.inbox_due as due join public.agents as agent on agent.id = due.agent_id and agent.tenant_id = due.tenant_id
            where agent.gateway_id = p_gateway_id) as ages
 $$;
 
-COMMENT ON FUNCTION dispatcher.gateway_backlog(p_gateway_id uuid) IS 'Open items of a gateway''s agents by age: items, under_1m, under_1h, over_1h, oldest_seconds (NULL when there are none).';
+COMMENT ON FUNCTION dispatcher.gateway_backlog(p_gateway_id uuid) IS 'Open items of a gateway''s agents by age: items, under_1m, under_1h, over_1h, oldest_seconds (NULL when there are none). Items of paused or hibernating agents, which nobody may take now, are waiting_for_paused instead.';
 
 CREATE FUNCTION dispatcher.gateway_of_workflow_agent(p_tenant_id uuid, p_agent_id text) RETURNS uuid
     LANGUAGE sql STABLE
@@ -2164,6 +2206,46 @@ CREATE FUNCTION dispatcher.invalid(p_faults text[]) RETURNS jsonb
 
 COMMENT ON FUNCTION dispatcher.invalid(p_faults text[]) IS 'The refusal of arguments: {applied: false, code: invalid, faults}, every fault named.';
 
+CREATE TABLE public.agent_inbox_items (
+    id uuid DEFAULT gen_random_uuid() NOT NULL,
+    tenant_id uuid DEFAULT '00000000-0000-0000-0000-000000000000'::uuid NOT NULL,
+    agent_id uuid NOT NULL,
+    agent_slug text NOT NULL,
+    event_type public.inbox_event_type NOT NULL,
+    task_id uuid,
+    comment_id uuid,
+    contact_id uuid,
+    status public.inbox_item_status DEFAULT 'pending'::public.inbox_item_status NOT NULL,
+    leased_at timestamp with time zone,
+    leased_until timestamp with time zone,
+    completed_at timestamp with time zone,
+    failed_at timestamp with time zone,
+    attempt_count integer DEFAULT 0 NOT NULL,
+    max_attempts integer DEFAULT 3 NOT NULL,
+    summary text,
+    context jsonb DEFAULT '{}'::jsonb NOT NULL,
+    last_wake_attempt_at timestamp with time zone,
+    last_wake_success_at timestamp with time zone,
+    dedup_key text NOT NULL,
+    created_at timestamp with time zone DEFAULT now() NOT NULL,
+    updated_at timestamp with time zone DEFAULT now() NOT NULL
+);
+
+ALTER TABLE ONLY public.agent_inbox_items REPLICA IDENTITY FULL;
+
+COMMENT ON TABLE public.agent_inbox_items IS 'Work for agents: one row per item. The woken agent leases and closes it.';
+
+CREATE FUNCTION dispatcher.is_given_up(p_item public.agent_inbox_items) RETURNS boolean
+    LANGUAGE sql STABLE
+    SET search_path TO ''
+    AS $$
+  select (p_item.status = 'dead_letter' or (p_item.status = 'failed' and p_item.attempt_count >= p_item.max_attempts))
+     and not exists (select from public.inbox_item_marks as mark
+                      where mark.item_id = p_item.id and mark.set_aside_as = 'operator' and mark.set_aside_at = p_item.failed_at)
+$$;
+
+COMMENT ON FUNCTION dispatcher.is_given_up(p_item public.agent_inbox_items) IS 'Whether an item was given up: a dead letter, or failed without attempts left (what went stale, what an older daemon gave up). Not what an operator ended.';
+
 CREATE FUNCTION dispatcher.is_in_budget_scope(p_scope text, p_scope_id text, p_agent_id text, p_department_id text, p_workflow_type text) RETURNS boolean
     LANGUAGE sql IMMUTABLE
     SET search_path TO ''
@@ -2363,6 +2445,25 @@ end
 $$;
 
 COMMENT ON FUNCTION dispatcher.items_of_claim(p_facts dispatcher.gate_facts) IS 'The items a wake is for: those that hints named, else the oldest; then the ones the agent will lease first.';
+
+CREATE FUNCTION dispatcher.items_to_requeue(p_agent_ids uuid[], p_is_one_agent boolean, p_item_ids uuid[], p_dead boolean, p_since timestamp with time zone, p_limit integer) RETURNS TABLE(item_id uuid, agent_id uuid)
+    LANGUAGE sql STABLE
+    SET search_path TO ''
+    AS $$
+  select item.id, item.agent_id
+    from public.agents as agent
+    join public.agent_inbox_items as item on item.agent_id = agent.id and item.tenant_id = agent.tenant_id
+   where agent.id = any (p_agent_ids) and item.status in ('failed', 'dead_letter')
+     and case when p_item_ids is not null then item.id = any (p_item_ids)
+              when p_dead then dispatcher.is_given_up(item) and (p_since is null or coalesce(item.failed_at, item.updated_at) >= p_since)
+              when item.status = 'failed' then dispatcher.is_set_aside_by_stall(item.id, item.failed_at)
+              else p_is_one_agent and exists (
+                   select from public.inbox_item_marks as mark
+                    where mark.item_id = item.id and mark.set_aside_as = 'wake_chain_limit' and mark.set_aside_at = item.failed_at) end
+   order by item.created_at, item.id limit p_limit
+$$;
+
+COMMENT ON FUNCTION dispatcher.items_to_requeue(p_agent_ids uuid[], p_is_one_agent boolean, p_item_ids uuid[], p_dead boolean, p_since timestamp with time zone, p_limit integer) IS 'The items a requeue means, oldest first: the given ones; with p_dead what was given up since p_since; else what a stall, and of one agent a chain limit, set aside.';
 
 CREATE FUNCTION dispatcher.join_waitlist(p_agent_id uuid, p_path text, p_since timestamp with time zone, p_oldest timestamp with time zone) RETURNS void
     LANGUAGE sql
@@ -3085,35 +3186,6 @@ $$;
 
 COMMENT ON FUNCTION dispatcher.old_notifications(p_tenant_id uuid, p_limit integer) IS 'Notifications that were dealt with a week ago.';
 
-CREATE TABLE public.agent_inbox_items (
-    id uuid DEFAULT gen_random_uuid() NOT NULL,
-    tenant_id uuid DEFAULT '00000000-0000-0000-0000-000000000000'::uuid NOT NULL,
-    agent_id uuid NOT NULL,
-    agent_slug text NOT NULL,
-    event_type public.inbox_event_type NOT NULL,
-    task_id uuid,
-    comment_id uuid,
-    contact_id uuid,
-    status public.inbox_item_status DEFAULT 'pending'::public.inbox_item_status NOT NULL,
-    leased_at timestamp with time zone,
-    leased_until timestamp with time zone,
-    completed_at timestamp with time zone,
-    failed_at timestamp with time zone,
-    attempt_count integer DEFAULT 0 NOT NULL,
-    max_attempts integer DEFAULT 3 NOT NULL,
-    summary text,
-    context jsonb DEFAULT '{}'::jsonb NOT NULL,
-    last_wake_attempt_at timestamp with time zone,
-    last_wake_success_at timestamp with time zone,
-    dedup_key text NOT NULL,
-    created_at timestamp with time zone DEFAULT now() NOT NULL,
-    updated_at timestamp with time zone DEFAULT now() NOT NULL
-);
-
-ALTER TABLE ONLY public.agent_inbox_items REPLICA IDENTITY FULL;
-
-COMMENT ON TABLE public.agent_inbox_items IS 'Work for agents: one row per item. The woken agent leases and closes it.';
-
 CREATE FUNCTION dispatcher.open_items_of_gateway(p_claimant dispatcher.claimant) RETURNS SETOF public.agent_inbox_items
     LANGUAGE sql STABLE
     SET search_path TO ''
@@ -3662,6 +3734,28 @@ $$;
 
 COMMENT ON FUNCTION dispatcher.release_forgotten_leases(p_sweeper dispatcher.claimant, p_limit integer) IS 'Releases leases whose wake ended while somebody held the item.';
 
+CREATE FUNCTION dispatcher.release_lease(p_item public.agent_inbox_items, p_reason text) RETURNS uuid
+    LANGUAGE plpgsql
+    SET search_path TO ''
+    AS $$
+declare
+  v_wake_id uuid;
+begin
+  update public.inbox_item_leases set closed_at = now(), outcome = 'released'
+   where item_id = p_item.id and closed_at is null returning wake_id into v_wake_id;
+  update public.agent_inbox_items
+     set status = 'pending', attempt_count = greatest(attempt_count, 1) - 1, leased_at = null, leased_until = null, updated_at = now()
+   where id = p_item.id;
+  perform dispatcher.notify_operator(
+    p_item.tenant_id, 'lease_released', format('The lease of an item of agent %s was ended by an operator', p_item.agent_slug), p_reason, p_item.agent_id,
+    jsonb_build_object('item_id', p_item.id, 'wake_id', v_wake_id, 'attempt', p_item.attempt_count, 'leased_at', p_item.leased_at,
+                       'leased_until', p_item.leased_until, 'reason', p_reason), 'inbox_item', p_item.id);
+  return v_wake_id;
+end
+$$;
+
+COMMENT ON FUNCTION dispatcher.release_lease(p_item public.agent_inbox_items, p_reason text) IS 'Ends the lease of an item the caller holds: pending, attempt given back, its token void; a notification keeps who had it. Answers its wake.';
+
 CREATE FUNCTION dispatcher.release_stale_claims(p_tick dispatcher.tick, p_limit integer) RETURNS jsonb
     LANGUAGE plpgsql
     SET search_path TO ''
@@ -3760,6 +3854,56 @@ end
 $$;
 
 COMMENT ON FUNCTION dispatcher.renew_wake_leases(p_instance_id uuid, p_wake_ids uuid[], p_lease_seconds integer) IS 'Prolongs the leases taken during the given live wakes of this instance, so that a lease never ends before the work. Answers how many.';
+
+CREATE FUNCTION dispatcher.requeue_chosen_items(p_agent_ids uuid[], p_items uuid[], p_owners uuid[]) RETURNS uuid[]
+    LANGUAGE plpgsql
+    SET search_path TO ''
+    AS $$
+declare
+  v_agent record;
+  v_ids uuid[] := '{}';
+begin
+  for v_agent in
+    select agent.id, coalesce(array_agg(chosen.item_id) filter (where chosen.item_id is not null), '{}') as item_ids
+      from unnest(p_agent_ids) as agent (id) left join unnest(p_items, p_owners) as chosen (item_id, agent_id) on chosen.agent_id = agent.id
+     group by agent.id order by agent.id
+  loop
+    v_ids := v_ids || dispatcher.requeue_items_of_agent(v_agent.id, v_agent.item_ids);
+  end loop;
+  return v_ids;
+end
+$$;
+
+COMMENT ON FUNCTION dispatcher.requeue_chosen_items(p_agent_ids uuid[], p_items uuid[], p_owners uuid[]) IS 'requeue_items_of_agent for each agent, in the order of their ids.';
+
+CREATE FUNCTION dispatcher.requeue_items_of_agent(p_agent_id uuid, p_item_ids uuid[]) RETURNS uuid[]
+    LANGUAGE plpgsql
+    SET search_path TO ''
+    AS $$
+declare
+  v_ids uuid[];
+begin
+  if (dispatcher.lock_wake_state(p_agent_id, (select tenant_id from public.agents where id = p_agent_id))).agent_id is null then
+    return '{}';
+  end if;
+  with requeued as (
+    update public.agent_inbox_items as item
+       set status = 'pending', failed_at = null, leased_at = null, leased_until = null, updated_at = now(),
+           attempt_count = case when item.attempt_count >= item.max_attempts then 0 else item.attempt_count end
+     where item.id in (select held.id from public.agent_inbox_items as held
+                        where held.id = any (p_item_ids) and held.status in ('failed', 'dead_letter') for update skip locked)
+    returning item.id)
+  select array_agg(id) into v_ids from requeued;
+  update public.inbox_item_origins set chain_depth = 0 where item_id = any (v_ids);
+  update public.agent_wake_state set consecutive_failures = 0, stalled_at = null, chain_notified_at = null, updated_at = now()
+   where agent_id = p_agent_id;
+  return coalesce(v_ids, '{}');
+exception when lock_not_available then
+  return '{}';
+end
+$$;
+
+COMMENT ON FUNCTION dispatcher.requeue_items_of_agent(p_agent_id uuid, p_item_ids uuid[]) IS 'Items of an agent back to pending, its stall cleared; spent attempts start anew. Answers which; those that somebody holds, or all while the agent''s state is held, are left alone.';
 
 CREATE FUNCTION dispatcher.reserve_in_budgets(p_budgets dispatcher.evaluated_budget[], p_agent_id text, p_department_id text, p_workflow_type text, p_usd numeric, p_tokens numeric) RETURNS dispatcher.evaluated_budget[]
     LANGUAGE plpgsql IMMUTABLE
@@ -4380,6 +4524,23 @@ CREATE FUNCTION dispatcher.silent_since(p_run public.workflow_runs) RETURNS time
 $$;
 
 COMMENT ON FUNCTION dispatcher.silent_since(p_run public.workflow_runs) IS 'The last sign of life of a claimed run; -infinity where the row tells of none that a clock has shown.';
+
+CREATE FUNCTION dispatcher.since(p_since text) RETURNS timestamp with time zone
+    LANGUAGE plpgsql STABLE
+    SET search_path TO ''
+    AS $_$
+begin
+  if p_since ~ '^\d{1,6}[smhd]$' then
+    return now() - (left(p_since, -1) || case right(p_since, 1) when 's' then ' s' when 'm' then ' min' when 'h' then ' h' else ' days' end)::interval;
+  end if;
+  return p_since::timestamptz;
+exception when others then
+  if dispatcher.must_abort(sqlstate) then raise; end if;
+  raise exception 'p_since is neither a time nor an age such as 30m, 2h or 7d: %', left(p_since, 100) using errcode = 'OD002';
+end
+$_$;
+
+COMMENT ON FUNCTION dispatcher.since(p_since text) IS 'A time, or an age (90s, 30m, 2h, 7d) before now; NULL for NULL. Raises OD002 for anything else.';
 
 CREATE FUNCTION dispatcher.spend_attempt_of_lost_wake(p_wake public.agent_wakes) RETURNS uuid[]
     LANGUAGE plpgsql
@@ -5058,6 +5219,16 @@ CREATE FUNCTION dispatcher.unheld_groups(p_groups dispatcher.waiting_group[], p_
 $$;
 
 COMMENT ON FUNCTION dispatcher.unheld_groups(p_groups dispatcher.waiting_group[], p_tenant_id uuid, p_types text[], p_gateways uuid[]) IS 'The groups of which nobody else holds the route or the gateway.';
+
+CREATE FUNCTION dispatcher.unknown_agent(p_gateway_id uuid) RETURNS jsonb
+    LANGUAGE sql STABLE
+    SET search_path TO ''
+    AS $$
+  select jsonb_build_object('code', 'unknown_agent', 'known',
+           coalesce((select jsonb_agg(slug order by slug) from public.agents where gateway_id = p_gateway_id), '[]'))
+$$;
+
+COMMENT ON FUNCTION dispatcher.unknown_agent(p_gateway_id uuid) IS 'The answer to an agent the gateway does not have: {code: unknown_agent, known: slugs}.';
 
 CREATE FUNCTION dispatcher.unknown_gateway(p_tenant_id uuid) RETURNS jsonb
     LANGUAGE sql STABLE
@@ -6042,8 +6213,8 @@ CREATE FUNCTION public.dispatcher_schema() RETURNS jsonb
     SET search_path TO ''
     AS $$
   select jsonb_build_object(
-    'revision', 16,
-    'fingerprint', 'de6826511818c11a44cfd057edd99defc724504431c353467b53c90a8a20629e',
+    'revision', 17,
+    'fingerprint', 'fbc033a923c778707d3f513f1a7b890b60a4d2295d10b39ff0ed6add9fdcef36',
     'drift', coalesce(jsonb_agg(drift.kind || ' ' || drift.name || ' ' || drift.problem), '[]'))
   from (select * from dispatcher.schema_drift() limit 20) as drift
 $$;
@@ -6076,7 +6247,7 @@ begin
                     cross join lateral (select case when instance.state = 'running' and dispatcher.is_instance_silent(instance) then 'silent' else instance.state end) as seen (state)
                    where gateway_id = v_gateway.id and (instance.state = 'running' or last_heartbeat_at > now() - interval '1 hour')),
     'wakes', (select coalesce(jsonb_agg(jsonb_build_object('wake_id', wake.id, 'agent', agent.slug, 'state', wake.state, 'path', wake.path, 'pid', wake.pid,
-                    'claimed_at', wake.claimed_at, 'seconds', round(extract(epoch from now() - wake.claimed_at))) order by wake.claimed_at), '[]')
+                    'claimed_at', wake.claimed_at, 'seconds', round(extract(epoch from now() - dispatcher.known_time(wake.claimed_at)))) order by wake.claimed_at), '[]')
                 from public.agent_wakes as wake join public.agents as agent on agent.id = wake.agent_id
                where wake.gateway_id = v_gateway.id and wake.state in ('starting', 'running')),
     'waitlist', (select coalesce(jsonb_agg(jsonb_build_object('agent', agent.slug, 'since', state.waitlisted_at) order by state.waitlisted_at, state.waiting_since), '[]')
@@ -6092,7 +6263,7 @@ begin
                                  from public.agent_budgets as budget where budget.agent_id = agent.id)) order by agent.slug), '[]')
                  from public.agents as agent
                  left join public.agent_wake_state as state on state.agent_id = agent.id
-                 cross join lateral (select count(*) as items from dispatcher.inbox_due as due where due.agent_id = agent.id) as work
+                 cross join lateral (select count(*) as items from dispatcher.inbox_due as due where due.agent_id = agent.id and due.tenant_id = agent.tenant_id) as work
                  cross join lateral dispatcher.read_gate_facts(agent.id, v_settings) as facts
                  cross join lateral dispatcher.wake_gates(facts, v_settings, true) as gates
                 where agent.gateway_id = v_gateway.id));
@@ -6158,24 +6329,28 @@ COMMENT ON FUNCTION public.escalate_inbox_item(p_item_id uuid, p_lease_token uui
 CREATE FUNCTION public.expire_inbox_items(p_tenant_id uuid, p_gateway text, p_item_ids uuid[], p_reason text) RETURNS jsonb
     LANGUAGE plpgsql
     SET search_path TO ''
+    SET lock_timeout TO '2s'
     AS $$
 declare
+  v_gateway_id constant uuid := dispatcher.find_gateway(p_tenant_id, p_gateway);
+  v_agents constant uuid[] := array(select dispatcher.agents_of_operator(p_tenant_id, v_gateway_id, null));
+  v_found integer;
   v_ids uuid[];
 begin
-  with expired as (
-    update public.agent_inbox_items as item
-       set status = 'failed', attempt_count = greatest(item.attempt_count, item.max_attempts), failed_at = now(), leased_until = null, updated_at = now(),
-           context = dispatcher.merge_inbox_context(item.context, jsonb_build_object('last_failure_reason', coalesce(p_reason, 'expired by the operator')))
-      from public.agents as agent join public.gateways as gateway on gateway.id = agent.gateway_id
-     where item.id = any (p_item_ids) and agent.id = item.agent_id and item.tenant_id = p_tenant_id
-       and (gateway.slug = p_gateway or gateway.id::text = p_gateway) and item.status in ('pending', 'failed')
-    returning item.id)
-  select array_agg(id) into v_ids from expired;
-  return jsonb_build_object('expired', coalesce(cardinality(v_ids), 0), 'item_ids', coalesce(to_jsonb(v_ids), '[]'));
+  if v_gateway_id is null then
+    return dispatcher.unknown_gateway(p_tenant_id);
+  end if;
+  select count(*) into v_found from public.agent_inbox_items as item
+   where item.id = any (p_item_ids) and item.agent_id = any (v_agents) and item.tenant_id = p_tenant_id and item.status in ('pending', 'failed');
+  v_ids := dispatcher.expire_items(v_agents, p_item_ids, dispatcher.clean_inbox_reason(coalesce(p_reason, 'expired by the operator')));
+  return jsonb_build_object('code', 'ok', 'expired', cardinality(v_ids), 'item_ids', to_jsonb(v_ids),
+                            'busy', greatest(least(v_found, 500) - cardinality(v_ids), 0), 'again', v_found > 500 and cardinality(v_ids) > 0);
+exception when lock_not_available then
+  return jsonb_build_object('code', 'ok', 'expired', 0, 'item_ids', '[]'::jsonb, 'busy', v_found, 'again', false);
 end
 $$;
 
-COMMENT ON FUNCTION public.expire_inbox_items(p_tenant_id uuid, p_gateway text, p_item_ids uuid[], p_reason text) IS 'Ends open items by the operator''s hand: failed, attempts at the ceiling, reason recorded.';
+COMMENT ON FUNCTION public.expire_inbox_items(p_tenant_id uuid, p_gateway text, p_item_ids uuid[], p_reason text) IS 'Ends open items by the operator''s hand, at most 500 a call (again: call once more): failed, attempts at the ceiling, reason recorded. busy: held by somebody, left alone.';
 
 CREATE FUNCTION public.fail_inbox_item(p_item_id uuid, p_reason text DEFAULT NULL::text) RETURNS void
     LANGUAGE sql
@@ -6394,17 +6569,16 @@ begin
     return dispatcher.unknown_gateway(p_tenant_id);
   end if;
   if p_agent is not null and not exists (select from public.agents where gateway_id = v_gateway_id and (slug = p_agent or id::text = p_agent)) then
-    return jsonb_build_object('code', 'unknown_agent', 'known',
-      coalesce((select jsonb_agg(slug order by slug) from public.agents where gateway_id = v_gateway_id), '[]'));
+    return dispatcher.unknown_agent(v_gateway_id);
   end if;
   return jsonb_build_object('code', 'ok', 'items', coalesce((
     select jsonb_agg(to_jsonb(listed) order by listed.created_at desc)
       from (select item.id, agent.slug as agent, item.event_type, item.status, item.attempt_count, item.max_attempts, item.created_at,
                    item.leased_until, left(item.summary, 200) as summary, item.context ->> 'last_failure_reason' as last_failure_reason
-              from public.agents as agent join public.agent_inbox_items as item on item.agent_id = agent.id
+              from public.agents as agent join public.agent_inbox_items as item on item.agent_id = agent.id and item.tenant_id = agent.tenant_id
              where agent.gateway_id = v_gateway_id and (p_agent is null or agent.slug = p_agent or agent.id::text = p_agent)
                and (p_status is null or item.status::text = p_status)
-             order by item.created_at desc limit p_limit) as listed), '[]'));
+             order by item.created_at desc limit least(greatest(coalesce(p_limit, 50), 1), 1000)) as listed), '[]'));
 end
 $$;
 
@@ -6422,15 +6596,14 @@ begin
     return dispatcher.unknown_gateway(p_tenant_id);
   end if;
   if p_agent is not null and not exists (select from public.agents where gateway_id = v_gateway_id and (slug = p_agent or id::text = p_agent)) then
-    return jsonb_build_object('code', 'unknown_agent', 'known',
-      coalesce((select jsonb_agg(slug order by slug) from public.agents where gateway_id = v_gateway_id), '[]'));
+    return dispatcher.unknown_agent(v_gateway_id);
   end if;
   return jsonb_build_object('code', 'ok', 'wakes', coalesce((
     with listed as (
       select wake.*, agent.slug
         from public.agent_wakes as wake join public.agents as agent on agent.id = wake.agent_id
        where wake.gateway_id = v_gateway_id and (p_agent is null or agent.slug = p_agent or agent.id::text = p_agent)
-       order by wake.ended_at is null desc, wake.claimed_at desc limit p_limit
+       order by wake.ended_at is null desc, wake.claimed_at desc limit least(greatest(coalesce(p_limit, 50), 1), 1000)
     ), costs as (
       -- One join for all of them: usage has no index by agent, and must not be read once per wake.
       select listed.id, sum(usage.cost_total_usd) as cost_usd
@@ -6440,7 +6613,7 @@ begin
     )
     select jsonb_agg(jsonb_build_object('wake_id', listed.id, 'agent', listed.slug, 'path', listed.path, 'state', listed.state,
                        'claimed_at', listed.claimed_at, 'started_at', listed.started_at, 'ended_at', listed.ended_at,
-                       'seconds', round(extract(epoch from coalesce(listed.ended_at, now()) - listed.started_at), 1),
+                       'seconds', round(extract(epoch from dispatcher.known_time(coalesce(listed.ended_at, now())) - dispatcher.known_time(listed.started_at)), 1),
                        'exit_code', listed.exit_code, 'error', left(listed.error, 500), 'items', cardinality(listed.item_ids),
                        'cost_usd', costs.cost_usd)
                      order by listed.ended_at is null desc, listed.claimed_at desc)
@@ -6595,6 +6768,36 @@ $$;
 
 COMMENT ON FUNCTION public.register_dispatcher_instance(p_tenant_id uuid, p_gateway text, p_identity jsonb, p_settings jsonb) IS 'Registers a daemon for a gateway (slug or id) under the id it chose (p_identity.instance_id); a repeat is the same row. Answers {code: ok, instance_id, gateway_id, topic, broadcast_available, open_wakes}, {code: unknown_gateway, known}, {code: id_taken, error} (the id is another process''s) or {code: invalid, error}.';
 
+CREATE FUNCTION public.release_inbox_item(p_tenant_id uuid, p_gateway text, p_item_id uuid, p_reason text DEFAULT NULL::text) RETURNS jsonb
+    LANGUAGE plpgsql
+    SET search_path TO ''
+    SET lock_timeout TO '2s'
+    AS $$
+declare
+  v_gateway_id constant uuid := dispatcher.find_gateway(p_tenant_id, p_gateway);
+  v_agents constant uuid[] := array(select dispatcher.agents_of_operator(p_tenant_id, v_gateway_id, null));
+  v_item public.agent_inbox_items;
+begin
+  if v_gateway_id is null then
+    return dispatcher.unknown_gateway(p_tenant_id);
+  end if;
+  select * into v_item from public.agent_inbox_items
+   where id = p_item_id and tenant_id = p_tenant_id and agent_id = any (v_agents) for update skip locked;
+  if v_item.id is null then
+    return jsonb_build_object('applied', false, 'code', case when exists (
+      select from public.agent_inbox_items where id = p_item_id and tenant_id = p_tenant_id and agent_id = any (v_agents)) then 'busy' else 'not_found' end);
+  elsif v_item.status <> 'leased' then
+    return jsonb_build_object('applied', false, 'code', 'not_leased', 'status', v_item.status);
+  end if;
+  return jsonb_build_object('applied', true, 'code', 'ok', 'status', 'pending', 'leased_until', v_item.leased_until,
+    'wake_id', dispatcher.release_lease(v_item, dispatcher.clean_inbox_reason(coalesce(p_reason, 'released by the operator'))));
+exception when lock_not_available then
+  return jsonb_build_object('applied', false, 'code', 'busy');
+end
+$$;
+
+COMMENT ON FUNCTION public.release_inbox_item(p_tenant_id uuid, p_gateway text, p_item_id uuid, p_reason text) IS 'Ends the lease of an item, whoever holds it: pending again, the attempt given back, its token void (a late close is lease_lost), a notification. {applied, code: ok|not_leased|not_found|busy, status, leased_until, wake_id}.';
+
 CREATE FUNCTION public.release_workflow_run(p_tenant_id uuid, p_run_id uuid, p_session text, p_claim_token uuid DEFAULT NULL::uuid) RETURNS jsonb
     LANGUAGE plpgsql
     SET search_path TO ''
@@ -6693,12 +6896,14 @@ COMMENT ON FUNCTION public.report_workflow_usage(p_tenant_id uuid, p_run_id uuid
 CREATE FUNCTION public.request_wake(p_tenant_id uuid, p_gateway text, p_agent text, p_dry_run boolean, p_settings jsonb) RETURNS jsonb
     LANGUAGE plpgsql
     SET search_path TO ''
+    SET lock_timeout TO '2s'
     AS $$
 declare
   v_gateway_id uuid;
   v_agent record;
   v_gates record;
   v_settings public.dispatcher_settings;
+  v_dry_run constant boolean := coalesce(p_dry_run, true);
 begin
   v_gateway_id := dispatcher.find_gateway(p_tenant_id, p_gateway);
   if v_gateway_id is null then
@@ -6710,19 +6915,20 @@ begin
       coalesce((select jsonb_agg(slug order by slug) from public.agents where tenant_id = p_tenant_id and gateway_id = v_gateway_id), '[]'));
   end if;
   v_settings := dispatcher.settings_of_gateway(v_gateway_id, p_settings);
-  v_gates := dispatcher.wake_gates(dispatcher.read_gate_facts(v_agent.id, v_settings), v_settings, p_dry_run);
+  v_gates := dispatcher.wake_gates(dispatcher.read_gate_facts(v_agent.id, v_settings), v_settings, v_dry_run);
   if dispatcher.live_wakes_of_gateway(v_gateway_id) >= v_settings.max_concurrent_wakes then
     v_gates.blocked := v_gates.blocked || 'concurrency_limit'::text;
   end if;
-  if not p_dry_run and v_gates.blocked <@ array['concurrency_limit'] then
-    insert into public.agent_wake_state as state (agent_id, tenant_id, waitlisted_at, waitlist_path, waiting_since)
-    values (v_agent.id, p_tenant_id, now(), 'command', now())
-    on conflict (agent_id) do update set waitlisted_at = coalesce(state.waitlisted_at, now()), waitlist_path = coalesce(state.waitlist_path, 'command'),
-      waiting_since = coalesce(state.waiting_since, now()), updated_at = now();
-    perform dispatcher.send_gateway_hint(v_gateway_id, 'agent', jsonb_build_object('agent_id', v_agent.id));
+  if not v_dry_run and v_gates.blocked <@ array['concurrency_limit'] then
+    if (dispatcher.lock_wake_state(v_agent.id, p_tenant_id)).agent_id is null then
+      v_gates.blocked := array['busy'];
+    else
+      perform dispatcher.join_waitlist(v_agent.id, 'command', now(), now());
+      perform dispatcher.send_gateway_hint(v_gateway_id, 'agent', jsonb_build_object('agent_id', v_agent.id));
+    end if;
   end if;
   return jsonb_build_object('code', 'ok', 'agent', v_agent.slug, 'agent_id', v_agent.id, 'blocked', to_jsonb(v_gates.blocked),
-                            'retry_in', dispatcher.seconds_until(v_gates.retry_at), 'requested', not p_dry_run and v_gates.blocked <@ array['concurrency_limit'],
+                            'retry_in', dispatcher.seconds_until(v_gates.retry_at), 'requested', not v_dry_run and v_gates.blocked <@ array['concurrency_limit'],
                             'daemons', (select count(*) from public.dispatcher_instances as instance where gateway_id = v_gateway_id and state = 'running'
                                           and not dispatcher.is_instance_silent(instance)), 'now', clock_timestamp());
 end
@@ -6730,45 +6936,42 @@ $$;
 
 COMMENT ON FUNCTION public.request_wake(p_tenant_id uuid, p_gateway text, p_agent text, p_dry_run boolean, p_settings jsonb) IS 'Asks for one wake through the gates: puts the agent on the waitlist and hints its daemon, or names the gates that refuse (all of them when p_dry_run).';
 
-CREATE FUNCTION public.requeue_inbox_items(p_tenant_id uuid, p_gateway text, p_agent text, p_item_ids uuid[]) RETURNS jsonb
+CREATE FUNCTION public.requeue_inbox_items(p_tenant_id uuid, p_gateway text, p_agent text, p_item_ids uuid[], p_dead boolean DEFAULT false, p_since text DEFAULT NULL::text, p_dry_run boolean DEFAULT false) RETURNS jsonb
     LANGUAGE plpgsql
     SET search_path TO ''
+    SET lock_timeout TO '2s'
     AS $$
 declare
-  v_ids uuid[];
-  v_agents uuid[];
+  v_limit constant integer := 500;
+  v_gateway_id constant uuid := dispatcher.find_gateway(p_tenant_id, p_gateway);
+  v_agents constant uuid[] := array(select dispatcher.agents_of_operator(p_tenant_id, v_gateway_id, p_agent));
+  v_since constant timestamptz := dispatcher.since(p_since);
+  v_items uuid[];
+  v_owners uuid[];
+  v_done uuid[] := '{}';
 begin
-  with wanted as (
-    select item.id, item.agent_id from public.agent_inbox_items as item
-      join public.agents as agent on agent.id = item.agent_id
-      join public.gateways as gateway on gateway.id = agent.gateway_id
-     where item.tenant_id = p_tenant_id and (gateway.slug = p_gateway or gateway.id::text = p_gateway)
-       and (p_agent is null or agent.slug = p_agent or agent.id::text = p_agent)
-       and case when p_item_ids is null
-                then (item.status = 'failed' and dispatcher.is_set_aside_by_stall(item.id, item.failed_at))
-                  or (p_agent is not null and item.status = 'dead_letter' and exists (
-                      select from public.inbox_item_marks as mark
-                       where mark.item_id = item.id and mark.set_aside_as = 'wake_chain_limit' and mark.set_aside_at = item.failed_at))
-                else item.id = any (p_item_ids) and item.status in ('failed', 'dead_letter') end
-     for update of item
-  ), requeued as (
-    update public.agent_inbox_items as item
-       set status = 'pending', failed_at = null, leased_at = null, leased_until = null, updated_at = now(),
-           attempt_count = case when item.attempt_count >= item.max_attempts then 0 else item.attempt_count end
-      from wanted where item.id = wanted.id returning item.id, item.agent_id
-  ), origins as (
-    update public.inbox_item_origins as origin set chain_depth = 0 from requeued where origin.item_id = requeued.id
-  )
-  select array_agg(id), array_agg(distinct agent_id) into v_ids, v_agents from requeued;
-  update public.agent_wake_state as state set consecutive_failures = 0, stalled_at = null, chain_notified_at = null, updated_at = now()
-    from public.agents as agent join public.gateways as gateway on gateway.id = agent.gateway_id
-   where agent.id = state.agent_id and agent.tenant_id = p_tenant_id and (gateway.slug = p_gateway or gateway.id::text = p_gateway)
-     and (agent.id = any (v_agents) or agent.slug = p_agent or agent.id::text = p_agent);
-  return jsonb_build_object('requeued', coalesce(cardinality(v_ids), 0), 'item_ids', coalesce(to_jsonb(v_ids), '[]'));
+  if v_gateway_id is null then
+    return dispatcher.unknown_gateway(p_tenant_id);
+  elsif p_agent is not null and cardinality(v_agents) = 0 then
+    return dispatcher.unknown_agent(v_gateway_id);
+  end if;
+  select array_agg(chosen.item_id), array_agg(chosen.agent_id) into v_items, v_owners
+    from dispatcher.items_to_requeue(v_agents, p_agent is not null, p_item_ids, coalesce(p_dead, false), v_since,
+                                     case when p_dry_run then 100000 else v_limit end) as chosen;
+  if not coalesce(p_dry_run, false) then
+    -- Named alone, an agent is freed of its stall also where it has nothing to bring back.
+    v_done := dispatcher.requeue_chosen_items(case when p_agent is not null then v_agents else array(select distinct unnest(v_owners)) end, v_items, v_owners);
+  end if;
+  return jsonb_build_object(
+    'code', 'ok', 'requeued', cardinality(v_done), 'item_ids', to_jsonb(v_done), 'dry_run', coalesce(p_dry_run, false),
+    'found', coalesce(cardinality(v_items), 0), 'found_ids', to_jsonb(coalesce(v_items[1:100], '{}')),
+    'busy', case when coalesce(p_dry_run, false) then 0 else coalesce(cardinality(v_items), 0) - cardinality(v_done) end,
+    'again', cardinality(v_done) > 0 and cardinality(v_items) >= v_limit,
+    'dead_letters_left', (select count(*) from dispatcher.items_to_requeue(v_agents, false, null, true, null, 10000)));
 end
 $$;
 
-COMMENT ON FUNCTION public.requeue_inbox_items(p_tenant_id uuid, p_gateway text, p_agent text, p_item_ids uuid[]) IS 'Brings items back to pending and clears their agents'' stall: the given failed or dead_letter ids, or all that a stall set aside, of one agent also what a chain limit did. Spent attempts start anew.';
+COMMENT ON FUNCTION public.requeue_inbox_items(p_tenant_id uuid, p_gateway text, p_agent text, p_item_ids uuid[], p_dead boolean, p_since text, p_dry_run boolean) IS 'Brings items back to pending and clears their agents'' stall, at most 500 a call (again: call once more): the given failed or dead_letter ids; with p_dead what was given up, since p_since (a time, or an age such as 2h); else all that a stall set aside, of one agent also what a chain limit did. Spent attempts start anew. busy: held by somebody at this moment, left alone; dead_letters_left: given up and not asked for; p_dry_run only says what it found.';
 
 CREATE FUNCTION public.respawn_workflow_run(p_instance_id uuid, p_run_id uuid, p_claim_token uuid, p_request uuid) RETURNS jsonb
     LANGUAGE plpgsql
@@ -8138,6 +8341,9 @@ GRANT ALL ON FUNCTION dispatcher.add_reference_routes(p_tenant_id uuid) TO servi
 REVOKE ALL ON FUNCTION dispatcher.add_stopped_runs(p_budget dispatcher.evaluated_budget, p_run_ids uuid[]) FROM PUBLIC;
 GRANT ALL ON FUNCTION dispatcher.add_stopped_runs(p_budget dispatcher.evaluated_budget, p_run_ids uuid[]) TO service_role;
 
+REVOKE ALL ON FUNCTION dispatcher.agents_of_operator(p_tenant_id uuid, p_gateway_id uuid, p_agent text) FROM PUBLIC;
+GRANT ALL ON FUNCTION dispatcher.agents_of_operator(p_tenant_id uuid, p_gateway_id uuid, p_agent text) TO service_role;
+
 REVOKE ALL ON FUNCTION dispatcher.agents_to_settle(p_sweeper dispatcher.claimant, p_limit integer) FROM PUBLIC;
 GRANT ALL ON FUNCTION dispatcher.agents_to_settle(p_sweeper dispatcher.claimant, p_limit integer) TO service_role;
 
@@ -8272,6 +8478,9 @@ GRANT ALL ON FUNCTION dispatcher.evaluate_budgets(p_tenant_id uuid, p_estimates 
 
 REVOKE ALL ON FUNCTION dispatcher.expected_objects() FROM PUBLIC;
 GRANT ALL ON FUNCTION dispatcher.expected_objects() TO service_role;
+
+REVOKE ALL ON FUNCTION dispatcher.expire_items(p_agent_ids uuid[], p_item_ids uuid[], p_reason text) FROM PUBLIC;
+GRANT ALL ON FUNCTION dispatcher.expire_items(p_agent_ids uuid[], p_item_ids uuid[], p_reason text) TO service_role;
 
 REVOKE ALL ON FUNCTION dispatcher.expire_stale_items(p_sweeper dispatcher.claimant, p_limit integer) FROM PUBLIC;
 GRANT ALL ON FUNCTION dispatcher.expire_stale_items(p_sweeper dispatcher.claimant, p_limit integer) TO service_role;
@@ -8426,6 +8635,12 @@ GRANT ALL ON FUNCTION dispatcher.insert_post(p_origin public.inbox_item_origins,
 REVOKE ALL ON FUNCTION dispatcher.invalid(p_faults text[]) FROM PUBLIC;
 GRANT ALL ON FUNCTION dispatcher.invalid(p_faults text[]) TO service_role;
 
+GRANT ALL ON TABLE public.agent_inbox_items TO service_role;
+GRANT SELECT,INSERT,DELETE,UPDATE ON TABLE public.agent_inbox_items TO authenticated;
+
+REVOKE ALL ON FUNCTION dispatcher.is_given_up(p_item public.agent_inbox_items) FROM PUBLIC;
+GRANT ALL ON FUNCTION dispatcher.is_given_up(p_item public.agent_inbox_items) TO service_role;
+
 REVOKE ALL ON FUNCTION dispatcher.is_in_budget_scope(p_scope text, p_scope_id text, p_agent_id text, p_department_id text, p_workflow_type text) FROM PUBLIC;
 GRANT ALL ON FUNCTION dispatcher.is_in_budget_scope(p_scope text, p_scope_id text, p_agent_id text, p_department_id text, p_workflow_type text) TO service_role;
 
@@ -8466,6 +8681,9 @@ GRANT ALL ON FUNCTION dispatcher.is_timezone(p_timezone text) TO service_role;
 
 REVOKE ALL ON FUNCTION dispatcher.items_of_claim(p_facts dispatcher.gate_facts) FROM PUBLIC;
 GRANT ALL ON FUNCTION dispatcher.items_of_claim(p_facts dispatcher.gate_facts) TO service_role;
+
+REVOKE ALL ON FUNCTION dispatcher.items_to_requeue(p_agent_ids uuid[], p_is_one_agent boolean, p_item_ids uuid[], p_dead boolean, p_since timestamp with time zone, p_limit integer) FROM PUBLIC;
+GRANT ALL ON FUNCTION dispatcher.items_to_requeue(p_agent_ids uuid[], p_is_one_agent boolean, p_item_ids uuid[], p_dead boolean, p_since timestamp with time zone, p_limit integer) TO service_role;
 
 REVOKE ALL ON FUNCTION dispatcher.join_waitlist(p_agent_id uuid, p_path text, p_since timestamp with time zone, p_oldest timestamp with time zone) FROM PUBLIC;
 GRANT ALL ON FUNCTION dispatcher.join_waitlist(p_agent_id uuid, p_path text, p_since timestamp with time zone, p_oldest timestamp with time zone) TO service_role;
@@ -8587,9 +8805,6 @@ GRANT ALL ON FUNCTION dispatcher.often_woken_agents(p_sweeper dispatcher.claiman
 REVOKE ALL ON FUNCTION dispatcher.old_notifications(p_tenant_id uuid, p_limit integer) FROM PUBLIC;
 GRANT ALL ON FUNCTION dispatcher.old_notifications(p_tenant_id uuid, p_limit integer) TO service_role;
 
-GRANT ALL ON TABLE public.agent_inbox_items TO service_role;
-GRANT SELECT,INSERT,DELETE,UPDATE ON TABLE public.agent_inbox_items TO authenticated;
-
 REVOKE ALL ON FUNCTION dispatcher.open_items_of_gateway(p_claimant dispatcher.claimant) FROM PUBLIC;
 GRANT ALL ON FUNCTION dispatcher.open_items_of_gateway(p_claimant dispatcher.claimant) TO service_role;
 
@@ -8671,6 +8886,9 @@ GRANT ALL ON FUNCTION dispatcher.refuse_workflow_event_change() TO service_role;
 REVOKE ALL ON FUNCTION dispatcher.release_forgotten_leases(p_sweeper dispatcher.claimant, p_limit integer) FROM PUBLIC;
 GRANT ALL ON FUNCTION dispatcher.release_forgotten_leases(p_sweeper dispatcher.claimant, p_limit integer) TO service_role;
 
+REVOKE ALL ON FUNCTION dispatcher.release_lease(p_item public.agent_inbox_items, p_reason text) FROM PUBLIC;
+GRANT ALL ON FUNCTION dispatcher.release_lease(p_item public.agent_inbox_items, p_reason text) TO service_role;
+
 REVOKE ALL ON FUNCTION dispatcher.release_stale_claims(p_tick dispatcher.tick, p_limit integer) FROM PUBLIC;
 GRANT ALL ON FUNCTION dispatcher.release_stale_claims(p_tick dispatcher.tick, p_limit integer) TO service_role;
 
@@ -8679,6 +8897,12 @@ GRANT ALL ON FUNCTION dispatcher.release_wake_leases(p_wake public.agent_wakes, 
 
 REVOKE ALL ON FUNCTION dispatcher.renew_wake_leases(p_instance_id uuid, p_wake_ids uuid[], p_lease_seconds integer) FROM PUBLIC;
 GRANT ALL ON FUNCTION dispatcher.renew_wake_leases(p_instance_id uuid, p_wake_ids uuid[], p_lease_seconds integer) TO service_role;
+
+REVOKE ALL ON FUNCTION dispatcher.requeue_chosen_items(p_agent_ids uuid[], p_items uuid[], p_owners uuid[]) FROM PUBLIC;
+GRANT ALL ON FUNCTION dispatcher.requeue_chosen_items(p_agent_ids uuid[], p_items uuid[], p_owners uuid[]) TO service_role;
+
+REVOKE ALL ON FUNCTION dispatcher.requeue_items_of_agent(p_agent_id uuid, p_item_ids uuid[]) FROM PUBLIC;
+GRANT ALL ON FUNCTION dispatcher.requeue_items_of_agent(p_agent_id uuid, p_item_ids uuid[]) TO service_role;
 
 REVOKE ALL ON FUNCTION dispatcher.reserve_in_budgets(p_budgets dispatcher.evaluated_budget[], p_agent_id text, p_department_id text, p_workflow_type text, p_usd numeric, p_tokens numeric) FROM PUBLIC;
 GRANT ALL ON FUNCTION dispatcher.reserve_in_budgets(p_budgets dispatcher.evaluated_budget[], p_agent_id text, p_department_id text, p_workflow_type text, p_usd numeric, p_tokens numeric) TO service_role;
@@ -8766,6 +8990,9 @@ GRANT ALL ON FUNCTION dispatcher.silent_runs(p_tick dispatcher.tick, p_limit int
 
 REVOKE ALL ON FUNCTION dispatcher.silent_since(p_run public.workflow_runs) FROM PUBLIC;
 GRANT ALL ON FUNCTION dispatcher.silent_since(p_run public.workflow_runs) TO service_role;
+
+REVOKE ALL ON FUNCTION dispatcher.since(p_since text) FROM PUBLIC;
+GRANT ALL ON FUNCTION dispatcher.since(p_since text) TO service_role;
 
 REVOKE ALL ON FUNCTION dispatcher.spend_attempt_of_lost_wake(p_wake public.agent_wakes) FROM PUBLIC;
 GRANT ALL ON FUNCTION dispatcher.spend_attempt_of_lost_wake(p_wake public.agent_wakes) TO service_role;
@@ -8871,6 +9098,9 @@ GRANT ALL ON FUNCTION dispatcher.typed_settings(p_settings jsonb) TO service_rol
 
 REVOKE ALL ON FUNCTION dispatcher.unheld_groups(p_groups dispatcher.waiting_group[], p_tenant_id uuid, p_types text[], p_gateways uuid[]) FROM PUBLIC;
 GRANT ALL ON FUNCTION dispatcher.unheld_groups(p_groups dispatcher.waiting_group[], p_tenant_id uuid, p_types text[], p_gateways uuid[]) TO service_role;
+
+REVOKE ALL ON FUNCTION dispatcher.unknown_agent(p_gateway_id uuid) FROM PUBLIC;
+GRANT ALL ON FUNCTION dispatcher.unknown_agent(p_gateway_id uuid) TO service_role;
 
 REVOKE ALL ON FUNCTION dispatcher.unknown_gateway(p_tenant_id uuid) FROM PUBLIC;
 GRANT ALL ON FUNCTION dispatcher.unknown_gateway(p_tenant_id uuid) TO service_role;
@@ -9083,6 +9313,9 @@ GRANT ALL ON FUNCTION public.post_inbox_item(p_tenant_id uuid, p_from_agent_slug
 REVOKE ALL ON FUNCTION public.register_dispatcher_instance(p_tenant_id uuid, p_gateway text, p_identity jsonb, p_settings jsonb) FROM PUBLIC;
 GRANT ALL ON FUNCTION public.register_dispatcher_instance(p_tenant_id uuid, p_gateway text, p_identity jsonb, p_settings jsonb) TO service_role;
 
+REVOKE ALL ON FUNCTION public.release_inbox_item(p_tenant_id uuid, p_gateway text, p_item_id uuid, p_reason text) FROM PUBLIC;
+GRANT ALL ON FUNCTION public.release_inbox_item(p_tenant_id uuid, p_gateway text, p_item_id uuid, p_reason text) TO service_role;
+
 REVOKE ALL ON FUNCTION public.release_workflow_run(p_tenant_id uuid, p_run_id uuid, p_session text, p_claim_token uuid) FROM PUBLIC;
 GRANT ALL ON FUNCTION public.release_workflow_run(p_tenant_id uuid, p_run_id uuid, p_session text, p_claim_token uuid) TO service_role;
 
@@ -9098,8 +9331,8 @@ GRANT ALL ON FUNCTION public.report_workflow_usage(p_tenant_id uuid, p_run_id uu
 REVOKE ALL ON FUNCTION public.request_wake(p_tenant_id uuid, p_gateway text, p_agent text, p_dry_run boolean, p_settings jsonb) FROM PUBLIC;
 GRANT ALL ON FUNCTION public.request_wake(p_tenant_id uuid, p_gateway text, p_agent text, p_dry_run boolean, p_settings jsonb) TO service_role;
 
-REVOKE ALL ON FUNCTION public.requeue_inbox_items(p_tenant_id uuid, p_gateway text, p_agent text, p_item_ids uuid[]) FROM PUBLIC;
-GRANT ALL ON FUNCTION public.requeue_inbox_items(p_tenant_id uuid, p_gateway text, p_agent text, p_item_ids uuid[]) TO service_role;
+REVOKE ALL ON FUNCTION public.requeue_inbox_items(p_tenant_id uuid, p_gateway text, p_agent text, p_item_ids uuid[], p_dead boolean, p_since text, p_dry_run boolean) FROM PUBLIC;
+GRANT ALL ON FUNCTION public.requeue_inbox_items(p_tenant_id uuid, p_gateway text, p_agent text, p_item_ids uuid[], p_dead boolean, p_since text, p_dry_run boolean) TO service_role;
 
 REVOKE ALL ON FUNCTION public.respawn_workflow_run(p_instance_id uuid, p_run_id uuid, p_claim_token uuid, p_request uuid) FROM PUBLIC;
 GRANT ALL ON FUNCTION public.respawn_workflow_run(p_instance_id uuid, p_run_id uuid, p_claim_token uuid, p_request uuid) TO service_role;

@@ -63,13 +63,35 @@ class WakeRequest(TypedDict):
 
 
 class Requeued(TypedDict):
+    code: Literal["ok"]
     requeued: int
     item_ids: list[str]
+    found: int
+    found_ids: list[str]
+    busy: int
+    again: bool
+    dead_letters_left: int
 
 
 class Expired(TypedDict):
+    code: Literal["ok"]
     expired: int
     item_ids: list[str]
+    busy: int
+    again: bool
+
+
+class LeaseReleased(TypedDict):
+    code: Literal["ok"]
+    applied: Literal[True]
+    wake_id: str | None
+    leased_until: Any
+
+
+class LeaseNotReleased(TypedDict):
+    code: Literal["not_found", "not_leased", "busy"]
+    applied: Literal[False]
+    status: NotRequired[Any]
 
 
 class ItemRow(TypedDict):
@@ -114,6 +136,7 @@ class Backlog(TypedDict):
     under_1h: Any
     over_1h: Any
     oldest_seconds: Any
+    waiting_for_paused: Any
 
 
 class AgentRow(TypedDict):
@@ -283,8 +306,9 @@ class Ledger(TypedDict):
 
 SHAPES: Final[Mapping[str, tuple[Any, ...]]] = {
     "request_wake": (WakeRequest, UnknownGateway, UnknownAgent),
-    "requeue_inbox_items": (Requeued, UnknownGateway),
+    "requeue_inbox_items": (Requeued, UnknownGateway, UnknownAgent),
     "expire_inbox_items": (Expired, UnknownGateway),
+    "release_inbox_item": (LeaseReleased, LeaseNotReleased, UnknownGateway),
     "list_inbox_items": (Items, UnknownGateway, UnknownAgent),
     "dispatcher_status": (GatewayStatus, UnknownGateway),
     "list_wakes": (Wakes, UnknownGateway, UnknownAgent),

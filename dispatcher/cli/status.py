@@ -64,9 +64,9 @@ def _show_work(status: Mapping[str, Any]) -> None:
     print_table(("agent", "state", "path", "pid", "seconds"), wakes, title=f"Live wakes: {len(wakes)}")
     backlog = status["backlog"]
     print_table(
-        ("items", "under 1 min", "under 1 h", "over 1 h", "oldest (s)", "agents waiting for a slot"),
+        ("items", "under 1 min", "under 1 h", "over 1 h", "oldest (s)", "of paused agents", "agents awaiting a slot"),
         [(backlog["items"], backlog["under_1m"], backlog["under_1h"], backlog["over_1h"], backlog["oldest_seconds"],
-          len(status["waitlist"]))],
+          backlog["waiting_for_paused"], len(status["waitlist"]))],
         title="Backlog",
     )  # fmt: skip
 

@@ -159,9 +159,12 @@ class OpenWake:
 def read_gauges(answer: Answer) -> dict[str, Any]:
     """Answer of `dispatcher_gauges`, as the meter takes it: {"backlog", "runs", "held"}. Raises MalformedAnswer."""
     backlog, runs = answer.part("backlog"), answer.part("runs")
-    oldest = {"oldest_seconds": backlog.seconds_or_none("oldest_seconds")}
+    rest = {
+        "oldest_seconds": backlog.seconds_or_none("oldest_seconds"),
+        "waiting_for_paused": backlog.count("waiting_for_paused"),
+    }
     return {
-        "backlog": {age: backlog.count(age) for age in BACKLOG_AGES} | oldest,
+        "backlog": {age: backlog.count(age) for age in BACKLOG_AGES} | rest,
         "runs": {status: runs.count(status) for status in RUN_STATUSES},
         "held": answer.count("held"),
     }

@@ -46,7 +46,14 @@ BACKLOG: Final = Family(
     "dispatcher_backlog_items",
     "gauge",
     ("age",),
-    "Open inbox items of the gateway's agents by age: under_1m, under_1h, over_1h; read every 30 s.",
+    "Open inbox items of the gateway's agents by age: under_1m, under_1h, over_1h; read every 30 s. "
+    "Without those of paused agents.",
+)
+PAUSED: Final = Family(
+    "dispatcher_backlog_waiting_for_paused",
+    "gauge",
+    (),
+    "Open inbox items of paused or hibernating agents: nobody may take them now.",
 )
 OLDEST: Final = Family(
     "dispatcher_backlog_oldest_seconds", "gauge", (), "Age of the oldest of them, 0 when there are none."
@@ -109,7 +116,7 @@ LOOPS: Final = Family("dispatcher_loop_ok", "gauge", ("loop",), "Whether a loop 
 INFO: Final = Family("dispatcher_info", "gauge", ("version", "gateway_id"), "Always 1.")
 
 FAMILIES: Final = (
-    *(DECISIONS, LATENCY, LIVE, WAITLIST, BACKLOG, OLDEST, ENDED, PROCESS, SWEEPS, SWEPT, RUNS, HELD),
+    *(DECISIONS, LATENCY, LIVE, WAITLIST, BACKLOG, OLDEST, PAUSED, ENDED, PROCESS, SWEEPS, SWEPT, RUNS, HELD),
     *(REALTIME, GAPS, CALLS, CALL_ERRORS, HEALTH, LOOPS, INFO),
 )
 BACKLOG_AGES: Final = ("under_1m", "under_1h", "over_1h")

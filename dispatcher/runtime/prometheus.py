@@ -79,6 +79,7 @@ class PrometheusMeter(Meter):
         self._waitlist = self._gauge(metrics.WAITLIST)
         self._backlog = self._gauge(metrics.BACKLOG)
         self._oldest = self._gauge(metrics.OLDEST)
+        self._paused = self._gauge(metrics.PAUSED)
         self._runs = self._gauge(metrics.RUNS)
         self._held = self._gauge(metrics.HELD)
         self._gauge(metrics.INFO).labels(version, gateway_id).set(1)
@@ -117,6 +118,7 @@ class PrometheusMeter(Meter):
         for age in metrics.BACKLOG_AGES:
             self._backlog.labels(age).set(gauges["backlog"][age])
         self._oldest.set(gauges["backlog"]["oldest_seconds"] or 0)
+        self._paused.set(gauges["backlog"]["waiting_for_paused"])
         for status in metrics.RUN_STATUSES:
             self._runs.labels(status).set(gauges["runs"].get(status, 0))
         self._held.set(gauges["held"] or 0)

@@ -2,5 +2,5 @@
 
 from typing import Final
 
-REVISION: Final = 16
-FINGERPRINT: Final = "de6826511818c11a44cfd057edd99defc724504431c353467b53c90a8a20629e"
+REVISION: Final = 17
+FINGERPRINT: Final = "fbc033a923c778707d3f513f1a7b890b60a4d2295d10b39ff0ed6add9fdcef36"

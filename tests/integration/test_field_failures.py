@@ -88,7 +88,8 @@ def test_inbox_requeue_brings_a_stalled_agent_back(
     assert run_command_line(["wake", "ada", "--dry-run", "--json"]) == 1
     assert "stalled" in json.loads(capsys.readouterr().out)["blocked"]
     assert run_command_line(["inbox", "requeue", "--agent", "ada", "--json"]) == 0
-    assert json.loads(capsys.readouterr().out) == {"requeued": 1, "item_ids": [str(item)]}
+    answer = json.loads(capsys.readouterr().out)
+    assert (answer["requeued"], answer["item_ids"]) == (1, [str(item)])
     assert database.value("select status::text from agent_inbox_items") == "pending"
     assert run_command_line(["wake", "ada", "--dry-run"]) == 0
     assert capsys.readouterr().out == "ada would be woken.\n"

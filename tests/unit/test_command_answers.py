@@ -22,6 +22,7 @@ COMMANDS: Mapping[str, tuple[str, ...]] = {
     "request_wake": ("wake", "ada"),
     "requeue_inbox_items": ("inbox", "requeue"),
     "expire_inbox_items": ("inbox", "expire", ID),
+    "release_inbox_item": ("inbox", "release", ID),
     "list_inbox_items": ("inbox", "list"),
     "dispatcher_status": ("status",),
     "list_wakes": ("wakes",),

@@ -88,7 +88,7 @@ def test_each_report_is_counted_under_its_name(watched: Watched) -> None:
     meter.process_ended("exited", 4.0)
     meter.ended("succeeded")
     meter.swept(0.2, {"waiting": 7, "expired": 2, "ms": 12})
-    backlog = {"items": 6, "under_1m": 3, "under_1h": 1, "over_1h": 2, "oldest_seconds": 7000}
+    backlog = {"items": 6, "under_1m": 3, "under_1h": 1, "over_1h": 2, "oldest_seconds": 7000, "waiting_for_paused": 4}
     meter.gauged({"backlog": backlog, "runs": {"queued": 4}, "held": 2})
     meter.called("claim_wakes", 0.003, "ok"), meter.called("claim_wakes", 10.0, "unavailable")
     samples = watched.samples()
@@ -104,6 +104,7 @@ def test_each_report_is_counted_under_its_name(watched: Watched) -> None:
         ("dispatcher_sweep_seconds_count",): 1,
         ("dispatcher_backlog_items", "over_1h"): 2,
         ("dispatcher_backlog_oldest_seconds",): 7000,
+        ("dispatcher_backlog_waiting_for_paused",): 4,
         ("dispatcher_workflow_runs", "queued"): 4,
         ("dispatcher_workflow_runs", "running"): 0,
         ("dispatcher_budget_held_runs",): 2,
@@ -136,7 +137,7 @@ def test_a_daemon_without_metrics_reports_all_the_same() -> None:
     assert reports == [name for name in vars(PrometheusMeter) if name in reports]
     for meter in (Meter(), PrometheusMeter("1", "g")):
         meter.decided("x"), meter.started("x", 1.0), meter.process_ended("x", 1.0), meter.ended("x")
-        none = {"items": 0, "under_1m": 0, "under_1h": 0, "over_1h": 0, "oldest_seconds": None}
+        none = {"items": 0, "under_1m": 0, "under_1h": 0, "over_1h": 0, "oldest_seconds": None, "waiting_for_paused": 0}
         meter.gauged({"backlog": none, "runs": {}, "held": None})
         meter.swept(1.0, {}), meter.called("x", 1.0, "refused")
 

@@ -67,11 +67,16 @@ def test_a_wake_is_counted_from_its_decision_to_its_outcome(
     assert counted["dispatcher_live_wakes",] == 1
 
 
-def test_what_waits_in_the_tables_is_shown_by_age_and_status(
+def test_c36_what_waits_in_the_tables_is_shown_by_age_and_status(
     seed: Seed, stub_agent: StubAgent, start_daemon: StartDaemon
 ) -> None:
-    seed.agent("ada", status="paused")
+    ada = seed.agent("ada")
+    seed.insert(
+        "agent_budgets", agent_id=ada, status="exceeded", monthly_limit_usd=1, current_period_spend_usd=2
+    )  # fmt: skip
     seed.item("ada"), seed.item("ada")
+    seed.agent("idle", status="paused")
+    seed.item("idle", created_at=datetime.now(UTC) - timedelta(days=2))
     seed.item("ada", created_at=datetime.now(UTC) - timedelta(hours=2))
     seed.insert("workflow_runs", tenant_id=DEFAULT_TENANT, workflow_type="without-a-route")
     daemon = start_daemon(METRICS_PORT=free_port()).ready()
@@ -80,7 +85,8 @@ def test_what_waits_in_the_tables_is_shown_by_age_and_status(
     )
     assert counted["dispatcher_backlog_items", "under_1m"] == 2
     assert counted["dispatcher_backlog_items", "over_1h"] == 1
-    assert counted["dispatcher_backlog_oldest_seconds",] >= 7200
+    assert 7200 <= counted["dispatcher_backlog_oldest_seconds",] < 7300  # C36: not the item nobody may take
+    assert counted["dispatcher_backlog_waiting_for_paused",] == 1
     assert counted["dispatcher_workflow_runs", "queued"] == 1
     assert counted["dispatcher_budget_held_runs",] == 0
 

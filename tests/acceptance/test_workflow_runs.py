@@ -162,6 +162,25 @@ def test_a_hard_stop_ends_the_processes_and_sends_one_frame(world: World, start_
     assert [frame["event_kind"] for frame in frames] == ["hard_stopped"]
 
 
+def test_c03_a_hard_stop_over_a_long_queue_lets_other_runs_go_out_meanwhile(
+    world: World, start_daemon: StartDaemon
+) -> None:
+    world.runs.route(), world.runs.route("free", "ada")
+    world.runs.done(cost=5)
+    world.runs.budget(5, "hard_stop", "project", scope_id="code-change")
+    world.database.execute(
+        "insert into workflow_runs (workflow_type) select 'code-change' from generate_series(1, 20000)"
+    )
+    daemon = start_daemon().ready()
+    wait_until(lambda: world.runs.statuses().get("cancelled", 0) > 0)
+    free = world.runs.run("free")
+    wait_until(lambda: world.runs.status(free) == "dispatched")
+    assert world.runs.statuses().get("queued", 0) > 0
+    wait_until(lambda: world.runs.statuses().get("cancelled") == 20_000)
+    assert daemon.of("workflow.step_failed") == []
+    assert sum(line["stopped"] for line in daemon.of("workflow.tick")) > 0
+
+
 def listen_for_breaches(world: World) -> Callable[[], list[dict[str, Any]]]:
     """An official Realtime client in a process of its own; what it heard so far."""
     program = (

@@ -6213,8 +6213,8 @@ CREATE FUNCTION public.dispatcher_schema() RETURNS jsonb
     SET search_path TO ''
     AS $$
   select jsonb_build_object(
-    'revision', 17,
-    'fingerprint', 'fbc033a923c778707d3f513f1a7b890b60a4d2295d10b39ff0ed6add9fdcef36',
+    'revision', 18,
+    'fingerprint', '65e94103d3b84f1f977b77f17b728a562c6f858007fc7ddd29da2596ecb6f010',
     'drift', coalesce(jsonb_agg(drift.kind || ' ' || drift.name || ' ' || drift.problem), '[]'))
   from (select * from dispatcher.schema_drift() limit 20) as drift
 $$;
@@ -6845,6 +6845,8 @@ CREATE FUNCTION public.report_wakes(p_instance_id uuid, p_reports jsonb, p_claim
     AS $$
 declare
   v_report jsonb;
+  v_answer jsonb;
+  v_busy text[] := '{}';
   v_results jsonb := '[]';
   v_claims jsonb := '[]';
   v_claims_busy boolean := false;
@@ -6855,7 +6857,16 @@ begin
   perform dispatcher.running_instance(p_instance_id);
   perform set_config('lock_timeout', '100ms', true);
   for v_report in select value from jsonb_array_elements(p_reports) loop
-    v_results := v_results || (dispatcher.apply_report(v_report) || jsonb_build_object('report', v_report ->> 'report'));
+    -- The end of a wake does not overtake its start: what was busy once in this call stays so.
+    if v_report ->> 'wake_id' = any (v_busy) then
+      v_answer := jsonb_build_object('wake_id', v_report ->> 'wake_id', 'applied', false, 'code', 'busy');
+    else
+      v_answer := dispatcher.apply_report(v_report);
+    end if;
+    if v_answer ->> 'code' = 'busy' then
+      v_busy := v_busy || (v_report ->> 'wake_id');
+    end if;
+    v_results := v_results || (v_answer || jsonb_build_object('report', v_report ->> 'report'));
   end loop;
   -- The gateway's row is the last to be waited for, and whoever holds it waits for nobody: what is reported stands in any case.
   begin

@@ -69,10 +69,18 @@ class Reporter(Service):
         self._owes_claims = False
 
     def put(self, report: Report) -> None:
-        """Queues a report; it goes out with whatever else waits."""
+        """Queues a report; it goes out with whatever else waits, but never before an earlier one of its wake."""
         with self._changed:
-            self._reports.append(report)
+            if any(resting.wake_id == report.wake_id for _due, resting in self._resting):
+                self._put_aside(report, 0.0)
+            else:
+                self._reports.append(report)
             self._changed.notify()
+
+    def _put_aside(self, report: Report, due: float) -> None:
+        """Not before what rests of the same wake. The caller holds the lock."""
+        earlier = [known for known, resting in self._resting if resting.wake_id == report.wake_id]
+        self._resting.append((max([due, *earlier]), report))
 
     def stop_claiming(self) -> None:
         """From now on no call takes agents off the waitlist."""
@@ -199,7 +207,11 @@ class Reporter(Service):
         self._refusals[report] += 1
         delay = jittered(exponential(self._refusals[report], base, LONGEST_REST), 0.2)
         with self._changed:
-            self._resting.append((time.monotonic() + delay, report))
+            self._put_aside(report, time.monotonic() + delay)
+            followers = [queued for queued in self._reports if queued.wake_id == report.wake_id]
+            self._reports = [queued for queued in self._reports if queued.wake_id != report.wake_id]
+            for queued in followers:
+                self._put_aside(queued, 0.0)
         if self._refusals[report] <= quiet_tries:
             return
         self._health.failed(DispatcherError(error))

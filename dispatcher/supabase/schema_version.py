@@ -2,5 +2,5 @@
 
 from typing import Final
 
-REVISION: Final = 17
-FINGERPRINT: Final = "fbc033a923c778707d3f513f1a7b890b60a4d2295d10b39ff0ed6add9fdcef36"
+REVISION: Final = 18
+FINGERPRINT: Final = "65e94103d3b84f1f977b77f17b728a562c6f858007fc7ddd29da2596ecb6f010"

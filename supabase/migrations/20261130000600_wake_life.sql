@@ -440,6 +440,8 @@ language plpgsql volatile set search_path = '' set lock_timeout = '2s'
 as $$
 declare
   v_report jsonb;
+  v_answer jsonb;
+  v_busy text[] := '{}';
   v_results jsonb := '[]';
   v_claims jsonb := '[]';
   v_claims_busy boolean := false;
@@ -450,7 +452,16 @@ begin
   perform dispatcher.running_instance(p_instance_id);
   perform set_config('lock_timeout', '100ms', true);
   for v_report in select value from jsonb_array_elements(p_reports) loop
-    v_results := v_results || (dispatcher.apply_report(v_report) || jsonb_build_object('report', v_report ->> 'report'));
+    -- The end of a wake does not overtake its start: what was busy once in this call stays so.
+    if v_report ->> 'wake_id' = any (v_busy) then
+      v_answer := jsonb_build_object('wake_id', v_report ->> 'wake_id', 'applied', false, 'code', 'busy');
+    else
+      v_answer := dispatcher.apply_report(v_report);
+    end if;
+    if v_answer ->> 'code' = 'busy' then
+      v_busy := v_busy || (v_report ->> 'wake_id');
+    end if;
+    v_results := v_results || (v_answer || jsonb_build_object('report', v_report ->> 'report'));
   end loop;
   -- The gateway's row is the last to be waited for, and whoever holds it waits for nobody: what is reported stands in any case.
   begin

@@ -1010,7 +1010,7 @@ as $expected$
     ('function', 'public.release_inbox_item(uuid,text,uuid,text)', 'd6bdb79c34bc34b6241efa927fe3439c', null),
     ('function', 'public.release_workflow_run(uuid,uuid,text,uuid)', 'e945481df239e4900fc500f1b00d02b6', null),
     ('function', 'public.remove_workflow_route(uuid,text)', '17b2c3884bbd450ebea73279a30c0d41', null),
-    ('function', 'public.report_wakes(uuid,jsonb,integer,uuid)', '1b6d12fa2bc8019e1bc03aa1568482ad', null),
+    ('function', 'public.report_wakes(uuid,jsonb,integer,uuid)', '0c0ae2aee106630d4f7c05d0ea04196b', null),
     ('function', 'public.report_workflow_usage(uuid,uuid,text,jsonb,uuid)', 'a4faf4771192030c5e3e1d234502b186', null),
     ('function', 'public.request_wake(uuid,text,text,boolean,jsonb)', 'd6dd35994e5e6c68242a3a2e0c2bcf57', null),
     ('function', 'public.requeue_inbox_items(uuid,text,text,uuid[],boolean,text,boolean)', 'd5f562549361b69e33bcbee5f8d2113a', null),
@@ -1205,8 +1205,8 @@ create or replace function public.dispatcher_schema() returns jsonb
 language sql stable set search_path = ''
 as $$
   select jsonb_build_object(
-    'revision', 17,
-    'fingerprint', 'fbc033a923c778707d3f513f1a7b890b60a4d2295d10b39ff0ed6add9fdcef36',
+    'revision', 18,
+    'fingerprint', '65e94103d3b84f1f977b77f17b728a562c6f858007fc7ddd29da2596ecb6f010',
     'drift', coalesce(jsonb_agg(drift.kind || ' ' || drift.name || ' ' || drift.problem), '[]'))
   from (select * from dispatcher.schema_drift() limit 20) as drift
 $$;

@@ -73,6 +73,21 @@ def test_started_keeps_the_process_and_stamps_the_items(database: Database, seed
     assert database.value(stamped)
 
 
+def test_an_end_does_not_overtake_the_start_that_met_a_held_row(database: Database, seed: Seed, dispatcher) -> None:
+    agent, item = seed.agent("ada"), seed.item("ada")
+    daemon = dispatcher()
+    grant = daemon.claim(agent, item)
+    mine = {key: grant[key] for key in ("wake_id", "claim_token")}
+    start = mine | {"report": "started", "host_id": "boot:1", "pid": 7, "pid_started_at": 1.0}
+    end = mine | {"report": "ended", "ending": "exited", "exit_code": 1}
+    holder = database.connect(autocommit=False)
+    holder.execute("select from agent_wakes for update")
+    assert [result["code"] for result in daemon.report(start, end)["results"]] == ["busy", "busy"]
+    holder.rollback()
+    assert [result["code"] for result in daemon.report(start, end)["results"]] == ["ok", "ok"]
+    assert database.value("select pid from agent_wakes") == 7
+
+
 def test_a_wake_that_never_started_stamps_its_attempt_alone(database: Database, seed: Seed, dispatcher) -> None:
     agent, item = seed.agent("ada"), seed.item("ada")
     daemon = dispatcher()

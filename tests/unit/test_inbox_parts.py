@@ -26,6 +26,7 @@ from dispatcher.inbox.model import (
     Report,
     ReportAnswer,
     ReportResult,
+    Started,
     Verdict,
 )
 from dispatcher.inbox.namesakes import Namesakes
@@ -304,7 +305,8 @@ class Database:
     def _result(self, report: Report) -> ReportResult:
         error = self.bad.get(report.wake_id)
         code = "ok" if error is None else "error"
-        return ReportResult(report.wake_id, "ended", applied=error is None, code=code, error=error)
+        kind = "started" if isinstance(report, Started) else "ended"
+        return ReportResult(report.wake_id, kind, applied=error is None, code=code, error=error)
 
 
 class Desk:
@@ -382,6 +384,22 @@ def test_a_refused_report_rests_longer_each_time_while_others_come_and_go() -> N
     first, second = tries[1] - tries[0], tries[2] - tries[1]
     assert 0.35 <= first < second
     assert second >= 0.75
+
+
+def test_the_end_of_a_wake_never_overtakes_its_start() -> None:
+    database = Database()
+    start = Started(uuid4(), uuid4(), "h", 1, 1.0)
+    database.bad[start.wake_id] = "held"
+    with Desk(database) as desk:
+        desk.reporter.put(start)
+        wait_until(lambda: desk.results, what="the refusal of the start")
+        desk.reporter.put(Ended(start.wake_id, start.claim_token, "exited", 0))
+        desk.reporter.put(ended())
+        wait_until(lambda: len(database.calls) >= 3, what="another try of the start")
+        database.bad.clear()
+        wait_until(lambda: sum(result.applied for result in desk.results) == 3, what="all three")
+    mine = [result.report for result in desk.results if result.applied and result.wake_id == start.wake_id]
+    assert mine == ["started", "ended"]
 
 
 def test_a_refused_report_is_tried_once_more_at_a_stop() -> None:

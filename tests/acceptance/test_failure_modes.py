@@ -68,6 +68,8 @@ def test_files_that_cannot_be_written_stop_neither_wakes_nor_the_end(
     daemon.wait_for("wake.ended", ending="exited")
     wait_until(lambda: undone(database) == 0, 5)
     daemon.wait_for("instance.heartbeat_file_failed"), daemon.wait_for("wake.output_lost")
+    [line] = daemon.wait_for("health.changed", status="degraded")
+    assert "hb.json: Not a directory" in line["msg"]
     assert verdict(daemon)["status"] == "absent"
     assert daemon.stop() == 0
     assert len(daemon.of("instance.heartbeat_file_failed")) == 1
@@ -127,7 +129,7 @@ def test_leases_and_expiry_are_the_databases_too(
 # -- networks
 
 
-@pytest.mark.parametrize("fault", ["black_hole", "half_open"])
+@pytest.mark.parametrize("fault", ["black_hole", "half_open", "refuse"])
 def test_a_network_that_swallows_everything_is_noticed_and_survived(
     api: Api, database: Database, seed: Seed, working_agent: StubAgent, start_daemon: StartDaemon, fault: str
 ) -> None:

@@ -109,7 +109,9 @@ def test_a_second_signal_skips_the_grace(seed: Seed, stub_agent: StubAgent, star
     assert stub_agent.living() == []
 
 
-@pytest.mark.parametrize("number", [signal.SIGHUP, signal.SIGQUIT], ids=["hangup", "quit"])
+@pytest.mark.parametrize(
+    "number", [signal.SIGTERM, signal.SIGINT, signal.SIGHUP, signal.SIGQUIT], ids=["term", "int", "hangup", "quit"]
+)
 def test_c19_other_signals_that_stop_are_named_and_leave_no_child(
     database: Database, seed: Seed, stub_agent: StubAgent, start_daemon: StartDaemon, number: signal.Signals
 ) -> None:

@@ -340,11 +340,13 @@ def test_a_process_that_cannot_be_killed_keeps_its_slot_until_it_is_gone(
 
     monkeypatch.setattr(processes, "stop_family", fail_twice)
     monkeypatch.setattr(supervision, "STOP_AGAIN_SECONDS", 0.2)
-    wake = watch.start(["/bin/sleep", "600"], timeout_seconds=0.1)
-    wait_until(lambda: len(tries) == 2)
-    assert not watch.has_ended()
-    assert watch.supervisor.live() == [wake]
-    assert watch.ending().kind == "timed_out"
+    with capture_logs() as logs:
+        wake = watch.start(["/bin/sleep", "600"], timeout_seconds=0.1)
+        wait_until(lambda: len(tries) == 2)
+        assert not watch.has_ended()
+        assert watch.supervisor.live() == [wake]
+        assert watch.ending().kind == "timed_out"
+    assert [line["pids"] for line in logs if line["event"] == "process.survived"] == [(wake.pid,)] * 2
     assert len(tries) == 3
     assert is_gone(wake.pid)
 

@@ -330,6 +330,7 @@ COMMENT ON FUNCTION dispatcher.apply_report(p_report jsonb) IS 'One report {repo
 CREATE FUNCTION dispatcher.audit_workflow_action(p_tenant_id uuid, p_actor text, p_action text, p_target text, p_before jsonb, p_after jsonb, p_allowed boolean DEFAULT true) RETURNS void
     LANGUAGE plpgsql
     SET search_path TO ''
+    SET lock_timeout TO '100ms'
     AS $$
 begin
   insert into public.workflow_audit_log (tenant_id, actor, action, class, severity, target, before, after, allowed)
@@ -3084,9 +3085,10 @@ COMMENT ON FUNCTION dispatcher.next_workflow_moment(p_tick dispatcher.tick) IS '
 CREATE FUNCTION dispatcher.note_fault(p_tenant_id uuid, p_gateway_id uuid, p_side_write text, p_error text) RETURNS void
     LANGUAGE plpgsql SECURITY DEFINER
     SET search_path TO ''
+    SET lock_timeout TO '100ms'
     AS $$
 begin
-  -- Once a minute is enough to be told, and never a wait: the row is new.
+  -- Once a minute is enough to be told. Whoever holds the tenant's or the gateway's row makes this wait, but not for long.
   insert into public.dispatcher_faults (tenant_id, gateway_id, side_write, error)
   select p_tenant_id, p_gateway_id, left(p_side_write, 100), left(p_error, 500)
    where not exists (select from public.dispatcher_faults as known
@@ -3139,6 +3141,7 @@ COMMENT ON FUNCTION dispatcher.note_workflow_actor(p_actor text, p_reason text) 
 CREATE FUNCTION dispatcher.notify_operator(p_tenant_id uuid, p_type text, p_title text, p_body text, p_agent_id uuid, p_meta jsonb, p_entity_type text DEFAULT 'agent'::text, p_entity_id uuid DEFAULT NULL::uuid) RETURNS boolean
     LANGUAGE plpgsql
     SET search_path TO ''
+    SET lock_timeout TO '100ms'
     AS $$
 begin
   insert into public.notifications (tenant_id, type, title, body, entity_type, entity_id, actor_type, actor_agent_id, meta)
@@ -3251,6 +3254,7 @@ COMMENT ON FUNCTION dispatcher.orphan_after_seconds(p_settings public.dispatcher
 CREATE FUNCTION dispatcher.owe_notifications(p_runs dispatcher.run_choice[]) RETURNS void
     LANGUAGE plpgsql
     SET search_path TO ''
+    SET lock_timeout TO '100ms'
     AS $$
 begin
   insert into public.workflow_notifications (tenant_id, run_id, attempt, agent_id, gateway_id)
@@ -4922,6 +4926,7 @@ COMMENT ON FUNCTION dispatcher.target_of(p_run public.workflow_runs, OUT agent_i
 CREATE FUNCTION dispatcher.tell_budget_event(p_tenant_id uuid, p_budget dispatcher.evaluated_budget, p_kind text, p_run_ids uuid[] DEFAULT '{}'::uuid[]) RETURNS text
     LANGUAGE plpgsql
     SET search_path TO ''
+    SET lock_timeout TO '100ms'
     AS $$
 begin
   perform dispatcher.record_budget_event(p_tenant_id, p_budget, p_kind, p_run_ids);
@@ -5599,7 +5604,9 @@ begin
   select agent.tenant_id, agent.id, agent.gateway_id, instance.id, 'event', 'spawn_failed', now(), now()
     from public.dispatcher_instances as instance
     join public.agents as agent on agent.gateway_id = instance.gateway_id and agent.tenant_id = instance.tenant_id
-   limit 1 for key share of agent, instance skip locked;
+    join public.gateways as gateway on gateway.id = instance.gateway_id
+    join public.tenants as tenant on tenant.id = instance.tenant_id
+   limit 1 for key share of agent, instance, gateway, tenant skip locked;
   raise exception 'undone' using errcode = 'OD003';
 exception when sqlstate 'OD003' then
   null;
@@ -5885,6 +5892,7 @@ COMMENT ON TABLE public.workflow_run_events IS 'One row per transition of a run,
 CREATE FUNCTION dispatcher.write_run_events(p_events public.workflow_run_events[]) RETURNS void
     LANGUAGE plpgsql
     SET search_path TO ''
+    SET lock_timeout TO '100ms'
     AS $$
 begin
   insert into public.workflow_run_events (tenant_id, run_id, from_status, to_status, attempt, actor, reason)
@@ -6213,8 +6221,8 @@ CREATE FUNCTION public.dispatcher_schema() RETURNS jsonb
     SET search_path TO ''
     AS $$
   select jsonb_build_object(
-    'revision', 18,
-    'fingerprint', '65e94103d3b84f1f977b77f17b728a562c6f858007fc7ddd29da2596ecb6f010',
+    'revision', 19,
+    'fingerprint', 'bf7d3b4a9e0ac12ebc6c5e3b3d4a871a9062ecd073d079bc329a9ccd54626da9',
     'drift', coalesce(jsonb_agg(drift.kind || ' ' || drift.name || ' ' || drift.problem), '[]'))
   from (select * from dispatcher.schema_drift() limit 20) as drift
 $$;
@@ -7152,6 +7160,7 @@ COMMENT ON FUNCTION public.show_workflow_run(p_tenant_id uuid, p_run_id uuid) IS
 CREATE FUNCTION public.stop_dispatcher_instance(p_instance_id uuid) RETURNS void
     LANGUAGE sql
     SET search_path TO ''
+    SET lock_timeout TO '1s'
     AS $$
   update public.dispatcher_instances set state = 'stopped', stopped_at = now(), last_heartbeat_at = now()
    where id = p_instance_id and state <> 'stopped'

@@ -2,5 +2,5 @@
 
 from typing import Final
 
-REVISION: Final = 18
-FINGERPRINT: Final = "65e94103d3b84f1f977b77f17b728a562c6f858007fc7ddd29da2596ecb6f010"
+REVISION: Final = 19
+FINGERPRINT: Final = "bf7d3b4a9e0ac12ebc6c5e3b3d4a871a9062ecd073d079bc329a9ccd54626da9"

@@ -102,10 +102,10 @@ comment on function dispatcher.must_abort(text) is
   'The one list of errors that no handler contains: serialization failure, deadlock, cancelled, shutdown, disk and memory full. Every other error costs its row, agent or phase alone. Idiom: exception when others then if dispatcher.must_abort(sqlstate) then raise; end if; ...';
 
 create or replace function dispatcher.note_fault(p_tenant_id uuid, p_gateway_id uuid, p_side_write text, p_error text) returns void
-language plpgsql volatile security definer set search_path = ''
+language plpgsql volatile security definer set search_path = '' set lock_timeout = '100ms'
 as $$
 begin
-  -- Once a minute is enough to be told, and never a wait: the row is new.
+  -- Once a minute is enough to be told. Whoever holds the tenant's or the gateway's row makes this wait, but not for long.
   insert into public.dispatcher_faults (tenant_id, gateway_id, side_write, error)
   select p_tenant_id, p_gateway_id, left(p_side_write, 100), left(p_error, 500)
    where not exists (select from public.dispatcher_faults as known
@@ -122,7 +122,7 @@ comment on function dispatcher.note_fault(uuid, uuid, text, text) is
 create or replace function dispatcher.notify_operator(
   p_tenant_id uuid, p_type text, p_title text, p_body text, p_agent_id uuid, p_meta jsonb, p_entity_type text default 'agent', p_entity_id uuid default null
 ) returns boolean
-language plpgsql volatile set search_path = ''
+language plpgsql volatile set search_path = '' set lock_timeout = '100ms'
 as $$
 begin
   insert into public.notifications (tenant_id, type, title, body, entity_type, entity_id, actor_type, actor_agent_id, meta)

@@ -307,7 +307,9 @@ begin
   select agent.tenant_id, agent.id, agent.gateway_id, instance.id, 'event', 'spawn_failed', now(), now()
     from public.dispatcher_instances as instance
     join public.agents as agent on agent.gateway_id = instance.gateway_id and agent.tenant_id = instance.tenant_id
-   limit 1 for key share of agent, instance skip locked;
+    join public.gateways as gateway on gateway.id = instance.gateway_id
+    join public.tenants as tenant on tenant.id = instance.tenant_id
+   limit 1 for key share of agent, instance, gateway, tenant skip locked;
   raise exception 'undone' using errcode = 'OD003';
 exception when sqlstate 'OD003' then
   null;

@@ -213,7 +213,7 @@ comment on function public.heartbeat_dispatcher_instance(uuid, uuid[], uuid, jso
   'One heartbeat: the instance lives, its leases are renewed, its canary (p_nonce) is sent; named are wakes it no longer owns (fenced) and wakes it owns without knowing of them (unattended: the answer to a claim or an adoption was lost), wakes nobody watches (orphaned) and side writes that failed (faults, after p_facts.faults_after).';
 
 create or replace function public.stop_dispatcher_instance(p_instance_id uuid) returns void
-language sql volatile set search_path = ''
+language sql volatile set search_path = '' set lock_timeout = '1s'
 as $$
   update public.dispatcher_instances set state = 'stopped', stopped_at = now(), last_heartbeat_at = now()
    where id = p_instance_id and state <> 'stopped'

@@ -149,7 +149,7 @@ comment on function dispatcher.workflow_actor() is
   'Who acts in this transaction: what note_workflow_actor said, else the subject of the token, else the role.';
 
 create or replace function dispatcher.write_run_events(p_events public.workflow_run_events[]) returns void
-language plpgsql volatile set search_path = ''
+language plpgsql volatile set search_path = '' set lock_timeout = '100ms'
 as $$
 begin
   insert into public.workflow_run_events (tenant_id, run_id, from_status, to_status, attempt, actor, reason)

@@ -515,7 +515,7 @@ comment on function public.release_workflow_run(uuid, uuid, text, uuid) is
 create or replace function dispatcher.audit_workflow_action(
   p_tenant_id uuid, p_actor text, p_action text, p_target text, p_before jsonb, p_after jsonb, p_allowed boolean default true
 ) returns void
-language plpgsql volatile set search_path = ''
+language plpgsql volatile set search_path = '' set lock_timeout = '100ms'
 as $$
 begin
   insert into public.workflow_audit_log (tenant_id, actor, action, class, severity, target, before, after, allowed)

@@ -406,7 +406,7 @@ comment on function dispatcher.record_budget_event(uuid, dispatcher.evaluated_bu
 create or replace function dispatcher.tell_budget_event(
   p_tenant_id uuid, p_budget dispatcher.evaluated_budget, p_kind text, p_run_ids uuid[] default '{}'
 ) returns text
-language plpgsql volatile set search_path = ''
+language plpgsql volatile set search_path = '' set lock_timeout = '100ms'
 as $$
 begin
   perform dispatcher.record_budget_event(p_tenant_id, p_budget, p_kind, p_run_ids);

@@ -81,7 +81,7 @@ as $$ select jsonb_build_array(jsonb_build_object('phase', p_phase, 'run_id', p_
 comment on function dispatcher.row_error(text, uuid, text, text) is 'What a run of a phase raised, as a list of one.';
 
 create or replace function dispatcher.owe_notifications(p_runs dispatcher.run_choice[]) returns void
-language plpgsql volatile set search_path = ''
+language plpgsql volatile set search_path = '' set lock_timeout = '100ms'
 as $$
 begin
   insert into public.workflow_notifications (tenant_id, run_id, attempt, agent_id, gateway_id)

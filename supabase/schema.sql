@@ -1594,6 +1594,13 @@ $$;
 
 COMMENT ON FUNCTION dispatcher.finish_workflow_run(p_tenant_id uuid, p_run_id uuid, p_session text, p_claim_token uuid, p_status text, p_output jsonb, p_error text, p_usage jsonb) IS 'Ends a run as completed or failed on behalf of the session that holds it. already for a repeat.';
 
+CREATE FUNCTION dispatcher.finite_time(p_at timestamp with time zone) RETURNS timestamp with time zone
+    LANGUAGE sql IMMUTABLE PARALLEL SAFE
+    SET search_path TO ''
+    AS $$ select case when isfinite(p_at) then p_at end $$;
+
+COMMENT ON FUNCTION dispatcher.finite_time(p_at timestamp with time zone) IS 'A time as it is shown; NULL for an infinite one, which is no known time.';
+
 CREATE FUNCTION dispatcher.forget_old_instances(p_gateway_id uuid) RETURNS void
     LANGUAGE sql
     SET search_path TO ''
@@ -2141,7 +2148,7 @@ CREATE FUNCTION dispatcher.inbox_items_of_lease(p_agent_id uuid, p_lease_token u
            'context', case when task.id is null then item.context
                            else jsonb_build_object('task', jsonb_build_object(
                                   'id', task.id, 'title', task.title, 'description', task.description, 'status', task.status,
-                                  'priority', task.priority, 'tags', task.tags, 'due_date', task.due_date))
+                                  'priority', task.priority, 'tags', task.tags, 'due_date', dispatcher.finite_time(task.due_date)))
                                 || dispatcher.merge_inbox_context(item.context, '{}') end
          ) order by item.created_at, item.id), '[]'::jsonb)
     from public.agent_inbox_items as item
@@ -4508,6 +4515,18 @@ $$;
 
 COMMENT ON FUNCTION dispatcher.settle_workflow_claim(p_run public.workflow_runs, p_as text) IS 'Moves what the present claim of a run has cost from the run to the claim, where the budgets find it once the run starts a new account. A claim without a report or a heartbeat cost nothing. The caller empties the run.';
 
+CREATE FUNCTION dispatcher.shown_row(p_row jsonb) RETURNS jsonb
+    LANGUAGE sql IMMUTABLE PARALLEL SAFE
+    SET search_path TO ''
+    AS $_$
+  select p_row || coalesce(jsonb_object_agg(field.key, null), '{}')
+    from jsonb_each_text(p_row) as field
+   where field.value in ('infinity', '-infinity', 'NaN', 'Infinity', '-Infinity')
+     and field.key ~ '(_at|_until|_date|_usd|_cost|_estimate)$'
+$_$;
+
+COMMENT ON FUNCTION dispatcher.shown_row(p_row jsonb) IS 'A row as it is shown: its infinite times and amounts that are no numbers are null, as no reader of JSON knows them.';
+
 CREATE FUNCTION dispatcher.silent_runs(p_tick dispatcher.tick, p_limit integer) RETURNS SETOF public.workflow_runs
     LANGUAGE sql
     SET search_path TO ''
@@ -5753,7 +5772,7 @@ COMMENT ON FUNCTION dispatcher.workflow_period(p_period text, p_timezone text, p
 CREATE FUNCTION dispatcher.workflow_run_json(p_run public.workflow_runs) RETURNS jsonb
     LANGUAGE sql STABLE
     SET search_path TO ''
-    AS $$ select to_jsonb(p_run) - array['claim_token', 'reserved_usd', 'reserved_tokens', 'request_key'] $$;
+    AS $$ select dispatcher.shown_row(to_jsonb(p_run) - array['claim_token', 'reserved_usd', 'reserved_tokens', 'request_key']) $$;
 
 COMMENT ON FUNCTION dispatcher.workflow_run_json(p_run public.workflow_runs) IS 'A run as it is shown: everything but its fence and what is internal to budgets.';
 
@@ -6221,8 +6240,8 @@ CREATE FUNCTION public.dispatcher_schema() RETURNS jsonb
     SET search_path TO ''
     AS $$
   select jsonb_build_object(
-    'revision', 19,
-    'fingerprint', 'bf7d3b4a9e0ac12ebc6c5e3b3d4a871a9062ecd073d079bc329a9ccd54626da9',
+    'revision', 22,
+    'fingerprint', '3a1642b8e5208aeebde3d60ac2d791a0e289d87f35d356ce5431ff0fcc0dbf9f',
     'drift', coalesce(jsonb_agg(drift.kind || ' ' || drift.name || ' ' || drift.problem), '[]'))
   from (select * from dispatcher.schema_drift() limit 20) as drift
 $$;
@@ -6267,7 +6286,8 @@ begin
                     'retry_in', round(dispatcher.seconds_until(gates.retry_at)::numeric),
                     'failures', facts.failures, 'stalled_at', case when facts.failures > 0 then state.stalled_at end, 'last_wake_at', state.last_claimed_at,
                     'last_end', state.last_end_state,
-                    'budget', (select jsonb_build_object('status', budget.status, 'limit_usd', budget.monthly_limit_usd, 'spend_usd', budget.current_period_spend_usd)
+                    'budget', (select dispatcher.shown_row(jsonb_build_object('status', budget.status, 'limit_usd', budget.monthly_limit_usd,
+                                                                'spend_usd', budget.current_period_spend_usd))
                                  from public.agent_budgets as budget where budget.agent_id = agent.id)) order by agent.slug), '[]')
                  from public.agents as agent
                  left join public.agent_wake_state as state on state.agent_id = agent.id
@@ -6481,7 +6501,9 @@ begin
                 from (select item.created_at, item.id, jsonb_build_object(
                                'inbox_item_id', item.id, 'event_type', item.event_type, 'summary', item.summary,
                                'task_id', item.task_id, 'status', item.status, 'attempt', item.attempt_count, 'max_attempts', item.max_attempts,
-                               'due_at', greatest(due.due_at, due.created_at), 'leased_until', item.leased_until, 'created_at', item.created_at) as entry
+                               'due_at', dispatcher.finite_time(greatest(due.due_at, due.created_at)),
+                               'leased_until', dispatcher.finite_time(item.leased_until),
+                               'created_at', dispatcher.finite_time(item.created_at)) as entry
                         from public.agent_inbox_items as item
                         left join dispatcher.inbox_due as due on due.id = item.id
                        where item.tenant_id = p_tenant_id and item.agent_id = v_agent_id and item.status in ('pending', 'failed', 'leased')
@@ -6551,7 +6573,7 @@ CREATE FUNCTION public.list_budgets(p_tenant_id uuid, p_default_usd numeric DEFA
     SET search_path TO ''
     AS $$
   select jsonb_build_object('code', 'ok', 'budgets', coalesce(jsonb_agg(
-           (to_jsonb(budget) - 'tenant_id') || coalesce(to_jsonb(evaluated)
+           dispatcher.shown_row(to_jsonb(budget) - 'tenant_id') || coalesce(dispatcher.shown_row(to_jsonb(evaluated))
               - array['id', 'name', 'scope', 'scope_id', 'period', 'action', 'fail_closed', 'cap_usd', 'cap_tokens'], '{}')
            || jsonb_build_object('events', (select coalesce(jsonb_agg(event.event_kind order by event.id), '[]')
                                               from public.budget_events as event
@@ -6580,7 +6602,7 @@ begin
     return dispatcher.unknown_agent(v_gateway_id);
   end if;
   return jsonb_build_object('code', 'ok', 'items', coalesce((
-    select jsonb_agg(to_jsonb(listed) order by listed.created_at desc)
+    select jsonb_agg(dispatcher.shown_row(to_jsonb(listed)) order by listed.created_at desc)
       from (select item.id, agent.slug as agent, item.event_type, item.status, item.attempt_count, item.max_attempts, item.created_at,
                    item.leased_until, left(item.summary, 200) as summary, item.context ->> 'last_failure_reason' as last_failure_reason
               from public.agents as agent join public.agent_inbox_items as item on item.agent_id = agent.id and item.tenant_id = agent.tenant_id
@@ -8553,6 +8575,9 @@ GRANT ALL ON FUNCTION dispatcher.finish_notification(p_result jsonb) TO service_
 REVOKE ALL ON FUNCTION dispatcher.finish_workflow_run(p_tenant_id uuid, p_run_id uuid, p_session text, p_claim_token uuid, p_status text, p_output jsonb, p_error text, p_usage jsonb) FROM PUBLIC;
 GRANT ALL ON FUNCTION dispatcher.finish_workflow_run(p_tenant_id uuid, p_run_id uuid, p_session text, p_claim_token uuid, p_status text, p_output jsonb, p_error text, p_usage jsonb) TO service_role;
 
+REVOKE ALL ON FUNCTION dispatcher.finite_time(p_at timestamp with time zone) FROM PUBLIC;
+GRANT ALL ON FUNCTION dispatcher.finite_time(p_at timestamp with time zone) TO service_role;
+
 REVOKE ALL ON FUNCTION dispatcher.forget_old_instances(p_gateway_id uuid) FROM PUBLIC;
 GRANT ALL ON FUNCTION dispatcher.forget_old_instances(p_gateway_id uuid) TO service_role;
 
@@ -9004,6 +9029,9 @@ GRANT ALL ON FUNCTION dispatcher.settle_stalled_agents(p_sweeper dispatcher.clai
 
 REVOKE ALL ON FUNCTION dispatcher.settle_workflow_claim(p_run public.workflow_runs, p_as text) FROM PUBLIC;
 GRANT ALL ON FUNCTION dispatcher.settle_workflow_claim(p_run public.workflow_runs, p_as text) TO service_role;
+
+REVOKE ALL ON FUNCTION dispatcher.shown_row(p_row jsonb) FROM PUBLIC;
+GRANT ALL ON FUNCTION dispatcher.shown_row(p_row jsonb) TO service_role;
 
 REVOKE ALL ON FUNCTION dispatcher.silent_runs(p_tick dispatcher.tick, p_limit integer) FROM PUBLIC;
 GRANT ALL ON FUNCTION dispatcher.silent_runs(p_tick dispatcher.tick, p_limit integer) TO service_role;

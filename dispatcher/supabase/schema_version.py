@@ -2,5 +2,5 @@
 
 from typing import Final
 
-REVISION: Final = 19
-FINGERPRINT: Final = "bf7d3b4a9e0ac12ebc6c5e3b3d4a871a9062ecd073d079bc329a9ccd54626da9"
+REVISION: Final = 22
+FINGERPRINT: Final = "3a1642b8e5208aeebde3d60ac2d791a0e289d87f35d356ce5431ff0fcc0dbf9f"

@@ -192,6 +192,22 @@ language sql stable set search_path = ''
 as $$ select case when p_at between '1970-01-01Z' and now() + interval '1 day' then p_at end $$;
 comment on function dispatcher.known_time(timestamptz) is 'A time of a row as it is shown; NULL for one that no clock has shown yet.';
 
+create or replace function dispatcher.finite_time(p_at timestamptz) returns timestamptz
+language sql immutable parallel safe set search_path = ''
+as $$ select case when isfinite(p_at) then p_at end $$;
+comment on function dispatcher.finite_time(timestamptz) is 'A time as it is shown; NULL for an infinite one, which is no known time.';
+
+create or replace function dispatcher.shown_row(p_row jsonb) returns jsonb
+language sql immutable parallel safe set search_path = ''
+as $$
+  select p_row || coalesce(jsonb_object_agg(field.key, null), '{}')
+    from jsonb_each_text(p_row) as field
+   where field.value in ('infinity', '-infinity', 'NaN', 'Infinity', '-Infinity')
+     and field.key ~ '(_at|_until|_date|_usd|_cost|_estimate)$'
+$$;
+comment on function dispatcher.shown_row(jsonb) is
+  'A row as it is shown: its infinite times and amounts that are no numbers are null, as no reader of JSON knows them.';
+
 select dispatcher.restrict_functions();
 
 notify pgrst, 'reload schema';

@@ -106,7 +106,7 @@ as $$
            'context', case when task.id is null then item.context
                            else jsonb_build_object('task', jsonb_build_object(
                                   'id', task.id, 'title', task.title, 'description', task.description, 'status', task.status,
-                                  'priority', task.priority, 'tags', task.tags, 'due_date', task.due_date))
+                                  'priority', task.priority, 'tags', task.tags, 'due_date', dispatcher.finite_time(task.due_date)))
                                 || dispatcher.merge_inbox_context(item.context, '{}') end
          ) order by item.created_at, item.id), '[]'::jsonb)
     from public.agent_inbox_items as item
@@ -381,7 +381,9 @@ begin
                 from (select item.created_at, item.id, jsonb_build_object(
                                'inbox_item_id', item.id, 'event_type', item.event_type, 'summary', item.summary,
                                'task_id', item.task_id, 'status', item.status, 'attempt', item.attempt_count, 'max_attempts', item.max_attempts,
-                               'due_at', greatest(due.due_at, due.created_at), 'leased_until', item.leased_until, 'created_at', item.created_at) as entry
+                               'due_at', dispatcher.finite_time(greatest(due.due_at, due.created_at)),
+                               'leased_until', dispatcher.finite_time(item.leased_until),
+                               'created_at', dispatcher.finite_time(item.created_at)) as entry
                         from public.agent_inbox_items as item
                         left join dispatcher.inbox_due as due on due.id = item.id
                        where item.tenant_id = p_tenant_id and item.agent_id = v_agent_id and item.status in ('pending', 'failed', 'leased')

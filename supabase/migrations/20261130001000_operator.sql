@@ -304,7 +304,7 @@ begin
     return dispatcher.unknown_agent(v_gateway_id);
   end if;
   return jsonb_build_object('code', 'ok', 'items', coalesce((
-    select jsonb_agg(to_jsonb(listed) order by listed.created_at desc)
+    select jsonb_agg(dispatcher.shown_row(to_jsonb(listed)) order by listed.created_at desc)
       from (select item.id, agent.slug as agent, item.event_type, item.status, item.attempt_count, item.max_attempts, item.created_at,
                    item.leased_until, left(item.summary, 200) as summary, item.context ->> 'last_failure_reason' as last_failure_reason
               from public.agents as agent join public.agent_inbox_items as item on item.agent_id = agent.id and item.tenant_id = agent.tenant_id
@@ -352,7 +352,8 @@ begin
                     'retry_in', round(dispatcher.seconds_until(gates.retry_at)::numeric),
                     'failures', facts.failures, 'stalled_at', case when facts.failures > 0 then state.stalled_at end, 'last_wake_at', state.last_claimed_at,
                     'last_end', state.last_end_state,
-                    'budget', (select jsonb_build_object('status', budget.status, 'limit_usd', budget.monthly_limit_usd, 'spend_usd', budget.current_period_spend_usd)
+                    'budget', (select dispatcher.shown_row(jsonb_build_object('status', budget.status, 'limit_usd', budget.monthly_limit_usd,
+                                                                'spend_usd', budget.current_period_spend_usd))
                                  from public.agent_budgets as budget where budget.agent_id = agent.id)) order by agent.slug), '[]')
                  from public.agents as agent
                  left join public.agent_wake_state as state on state.agent_id = agent.id

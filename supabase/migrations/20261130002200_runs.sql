@@ -6,7 +6,7 @@ set local lock_timeout = '3s';
 
 create or replace function dispatcher.workflow_run_json(p_run public.workflow_runs) returns jsonb
 language sql stable set search_path = ''
-as $$ select to_jsonb(p_run) - array['claim_token', 'reserved_usd', 'reserved_tokens', 'request_key'] $$;
+as $$ select dispatcher.shown_row(to_jsonb(p_run) - array['claim_token', 'reserved_usd', 'reserved_tokens', 'request_key']) $$;
 comment on function dispatcher.workflow_run_json(public.workflow_runs) is
   'A run as it is shown: everything but its fence and what is internal to budgets.';
 

@@ -576,7 +576,7 @@ create or replace function public.list_budgets(p_tenant_id uuid, p_default_usd n
 language sql stable set search_path = ''
 as $$
   select jsonb_build_object('code', 'ok', 'budgets', coalesce(jsonb_agg(
-           (to_jsonb(budget) - 'tenant_id') || coalesce(to_jsonb(evaluated)
+           dispatcher.shown_row(to_jsonb(budget) - 'tenant_id') || coalesce(dispatcher.shown_row(to_jsonb(evaluated))
               - array['id', 'name', 'scope', 'scope_id', 'period', 'action', 'fail_closed', 'cap_usd', 'cap_tokens'], '{}')
            || jsonb_build_object('events', (select coalesce(jsonb_agg(event.event_kind order by event.id), '[]')
                                               from public.budget_events as event

@@ -753,6 +753,7 @@ as $expected$
     ('function', 'dispatcher.find_sender_wake(uuid,uuid)', '20a866738434e9a96a707f217ae9b62d', null),
     ('function', 'dispatcher.finish_notification(jsonb)', '8261af8c32eca672840f4d9afb02ed93', null),
     ('function', 'dispatcher.finish_workflow_run(uuid,uuid,text,uuid,text,jsonb,text,jsonb)', '9ff415e43203825c5ac4d2502f23d7f0', null),
+    ('function', 'dispatcher.finite_time(timestamp with time zone)', '91ec7657e4e43119ed029a7f56708049', null),
     ('function', 'dispatcher.forget_old_instances(uuid)', '2cf4d65d490d7c38b28a90703dc60e38', null),
     ('function', 'dispatcher.forgotten_leases(dispatcher.claimant,integer)', 'a8b80e79b1ef83a26cad34dc23318760', null),
     ('function', 'dispatcher.gate_of_respawn(dispatcher.claimant,uuid)', '33d1811d72e14a5318847a957a0ab21b', null),
@@ -782,7 +783,7 @@ as $expected$
     ('function', 'dispatcher.holds_of(dispatcher.waiting_group[],jsonb)', '243af8b3705eed5bc7aeafbafd3f0093', null),
     ('function', 'dispatcher.inbox_close_verdict(uuid,text)', 'e42db2f6ccb06410059dae0eea2b214a', null),
     ('function', 'dispatcher.inbox_content_key(uuid,text,timestamp with time zone)', 'a4af7925d864c012631da2d7ba71f470', null),
-    ('function', 'dispatcher.inbox_items_of_lease(uuid,uuid)', 'c0d13bca7c1ac114b0cd68286102efda', null),
+    ('function', 'dispatcher.inbox_items_of_lease(uuid,uuid)', '216128fec21cd55c71958a4edc33584e', null),
     ('function', 'dispatcher.inbox_request_key(text,uuid)', '8873337520c422f8b1f861597fde443d', null),
     ('function', 'dispatcher.inbox_retry_delay(integer)', 'a36b30cc488e6b9c413e1178916b6c2b', null),
     ('function', 'dispatcher.insert_post(public.inbox_item_origins,uuid,text,text,text,jsonb)', '6e87c34158126afcf07cfd89bd71d992', null),
@@ -900,6 +901,7 @@ as $expected$
     ('function', 'dispatcher.settle_items_of_wake(public.agent_wakes,text,text,text)', '260b87981496e1052d8316036875de0f', null),
     ('function', 'dispatcher.settle_stalled_agents(dispatcher.claimant,integer)', '111f6ce6fbe0ef4565772eeb06d634c0', null),
     ('function', 'dispatcher.settle_workflow_claim(public.workflow_runs,text)', '157dc8b90ce9f4194b17bc28bbb6c019', null),
+    ('function', 'dispatcher.shown_row(jsonb)', 'e3526a5a7eb77fa14c0c342340bb0917', null),
     ('function', 'dispatcher.silent_runs(dispatcher.tick,integer)', '42727bf4ae711832bbc52724dba0ab51', null),
     ('function', 'dispatcher.silent_since(public.workflow_runs)', '067593a28fa9c3032f43f0710e8365c2', null),
     ('function', 'dispatcher.since(text)', '267948087ac04d89d5b21df3bceabbd5', null),
@@ -966,7 +968,7 @@ as $expected$
     ('function', 'dispatcher.workflow_estimate(jsonb,text,text)', '5ad9366a847d8c3318ada6b4c38e0b49', null),
     ('function', 'dispatcher.workflow_estimates(uuid,numeric)', '27d69c673987cdf44cbf9e1b7ebc2e95', null),
     ('function', 'dispatcher.workflow_period(text,text,timestamp with time zone)', 'b6bbaade87a780030efb09aa8559ad7a', null),
-    ('function', 'dispatcher.workflow_run_json(public.workflow_runs)', '77b07821a731f2229fa5ad7ab1d0192a', null),
+    ('function', 'dispatcher.workflow_run_json(public.workflow_runs)', 'b0e78d009e98a288f1044505432c5d42', null),
     ('function', 'dispatcher.workflow_spend(uuid,timestamp with time zone[],jsonb)', '5284111b557e9ad3721c0725d94580c2', null),
     ('function', 'dispatcher.workflow_timeout_minutes(uuid,text)', '97b46bf88cc228382c39b4a796ff5e84', null),
     ('function', 'dispatcher.workflow_usage_values(jsonb)', 'a93f255f18be982c7a5460ae9c0f57c4', null),
@@ -986,7 +988,7 @@ as $expected$
     ('function', 'public.deactivate_budget(uuid,text)', '89ffeaeeddaeb7789ef6a067adb99eb0', null),
     ('function', 'public.dispatch_workflows(uuid,text,jsonb)', '0f152d9fce94e8a7742fcf6b98fdc82a', null),
     ('function', 'public.dispatcher_gauges(uuid)', 'a722efa102783b747cb0648990863653', null),
-    ('function', 'public.dispatcher_status(uuid,text,jsonb)', '1af5e695e0307a2d5c0730d9f71c356a', null),
+    ('function', 'public.dispatcher_status(uuid,text,jsonb)', '2745c3cfbf4311bbc65581e22b14c0b6', null),
     ('function', 'public.enqueue_workflow_run(uuid,text,jsonb,integer,text,text,text,timestamp with time zone,text,double precision)', 'acabe47451f11a3ba3de9e26c6f18d51', null),
     ('function', 'public.escalate_inbox_item(uuid,uuid,text,uuid)', '841d83e153aeca91bb8e7ff02b208b56', null),
     ('function', 'public.expire_inbox_items(uuid,text,uuid[],text)', 'b2f3303523d57cee84dfd6dbbe400a89', null),
@@ -995,11 +997,11 @@ as $expected$
     ('function', 'public.finish_workflow_notifications(uuid,jsonb)', 'a50a8b749f0b65e31e7efcda26d9a284', null),
     ('function', 'public.heartbeat_dispatcher_instance(uuid,uuid[],uuid,jsonb)', '6e68f09537ccd2a1a738f06bdb2a4576', null),
     ('function', 'public.heartbeat_workflow_run(uuid,uuid,text,uuid,jsonb)', 'ca77552f1e9f1e4a4c5472a5954cc8b0', null),
-    ('function', 'public.inbox_overview(uuid,text)', 'bc643240640d3e89a5d55c7abe592b7c', null),
+    ('function', 'public.inbox_overview(uuid,text)', 'f74696f4a63872e73c5ab64d6dc93016', null),
     ('function', 'public.lease_inbox_item(uuid,integer)', '74f5537a4450eab4c2fbbfd7dcf3dfe7', 'public.lease_inbox_item(uuid,integer)'),
     ('function', 'public.lease_inbox_items(uuid,text,integer,integer,uuid,uuid)', 'f489c180d62718ea37385b60e2b811cf', null),
-    ('function', 'public.list_budgets(uuid,numeric)', 'f3acb283e9c583d739831c6a381c7a55', null),
-    ('function', 'public.list_inbox_items(uuid,text,text,text,integer)', 'bfa2099b627ece04655028a96dccc29f', null),
+    ('function', 'public.list_budgets(uuid,numeric)', 'ef3390182af7059b4f0ab5f3697850a2', null),
+    ('function', 'public.list_inbox_items(uuid,text,text,text,integer)', '1033113a69168cbf18aa7f9a7c818be1', null),
     ('function', 'public.list_wakes(uuid,text,text,integer)', 'ac0ede899174762258b0084d8cf214a7', null),
     ('function', 'public.list_workflow_runs(uuid,text,text,text,integer)', '3f9130ff7733d0c0f4fc98a5de173d6d', null),
     ('function', 'public.monitor_workflows(uuid)', '35489735a646888eda6bc77f13996199', null),
@@ -1205,8 +1207,8 @@ create or replace function public.dispatcher_schema() returns jsonb
 language sql stable set search_path = ''
 as $$
   select jsonb_build_object(
-    'revision', 19,
-    'fingerprint', 'bf7d3b4a9e0ac12ebc6c5e3b3d4a871a9062ecd073d079bc329a9ccd54626da9',
+    'revision', 22,
+    'fingerprint', '3a1642b8e5208aeebde3d60ac2d791a0e289d87f35d356ce5431ff0fcc0dbf9f',
     'drift', coalesce(jsonb_agg(drift.kind || ' ' || drift.name || ' ' || drift.problem), '[]'))
   from (select * from dispatcher.schema_drift() limit 20) as drift
 $$;

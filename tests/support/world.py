@@ -31,7 +31,8 @@ IDENTITY: Final = {"hostname": "h", "host_id": "boot:1", "pid": 1, "pid_started_
 
 FUNCTIONS: Final = """
     select proc.proname as name, proc.provolatile::text as volatility, coalesce(proc.proconfig, '{}') as config,
-           proc.proargnames[1:proc.pronargs] as arguments, obj_description(proc.oid, 'pg_proc') as comment,
+           proc.proargnames[1:proc.pronargs] as arguments, format_type(proc.prorettype, null) as result,
+           obj_description(proc.oid, 'pg_proc') as comment,
            array(select format_type(kind, null) from unnest(proc.proargtypes) with ordinality as argument (kind, place)
                   order by place) as types
       from pg_proc as proc
@@ -49,6 +50,7 @@ class Function:
 
     name: str
     changes: bool
+    result: str
     arguments: tuple[str, ...]
     types: tuple[str, ...]
     config: tuple[str, ...]
@@ -71,6 +73,7 @@ def public_functions(database: Database) -> list[Function]:
         Function(
             row["name"],
             row["volatility"] == "v",
+            row["result"],
             tuple(row["arguments"] or ()),
             tuple(row["types"]),
             tuple(row["config"]),

@@ -1070,16 +1070,24 @@ CREATE FUNCTION dispatcher.dispatcher_gateway_topic(p_gateway_id uuid) RETURNS t
 COMMENT ON FUNCTION dispatcher.dispatcher_gateway_topic(p_gateway_id uuid) IS 'The private Realtime topic of a gateway.';
 
 CREATE FUNCTION dispatcher.drop_notifications(p_run_ids uuid[]) RETURNS void
-    LANGUAGE sql
+    LANGUAGE plpgsql
     SET search_path TO ''
+    SET lock_timeout TO '100ms'
     AS $$
+begin
   -- One that somebody holds is dropped when it is claimed: its run has moved on.
   update public.workflow_notifications set state = 'obsolete'
    where id in (select note.id from public.workflow_notifications as note
-                 where note.run_id = any (p_run_ids) and note.state = 'pending' for update skip locked)
+                 where note.run_id = any (p_run_ids) and note.state = 'pending' for update skip locked);
+  perform dispatcher.settle_constraints('public.workflow_notifications');
+exception when others then
+  if dispatcher.must_abort(sqlstate) then raise; end if;
+  perform dispatcher.note_fault((select tenant_id from public.workflow_runs where id = p_run_ids[1]), null,
+                                'dropped notification of a run', format('%s (%s)', sqlerrm, sqlstate));
+end
 $$;
 
-COMMENT ON FUNCTION dispatcher.drop_notifications(p_run_ids uuid[]) IS 'Nobody has to be told of these runs any more. Never waits.';
+COMMENT ON FUNCTION dispatcher.drop_notifications(p_run_ids uuid[]) IS 'Nobody has to be told of these runs any more. A side write: the claim of a notification looks at its run again. Never waits.';
 
 CREATE FUNCTION dispatcher.drop_outdated_notifications(p_tenant_id uuid, p_limit integer) RETURNS void
     LANGUAGE sql
@@ -1296,13 +1304,11 @@ begin
      where item.id in (select held.id from public.agent_inbox_items as held
                         where held.id = any (p_item_ids) and held.agent_id = any (p_agent_ids) and held.status in ('pending', 'failed')
                         order by held.id limit 500 for update skip locked)
-    returning item.id, item.tenant_id, item.failed_at
-  ), marked as (
-    insert into public.inbox_item_marks as mark (item_id, tenant_id, set_aside_at, set_aside_as)
-    select expired.id, expired.tenant_id, expired.failed_at, 'operator' from expired
-    on conflict (item_id) do update set set_aside_at = excluded.set_aside_at, set_aside_as = excluded.set_aside_as
-  )
+    returning item.id)
   select array_agg(id) into v_ids from expired;
+  if v_ids is not null then
+    perform dispatcher.mark_as_set_aside(v_ids, 'operator');
+  end if;
   return coalesce(v_ids, '{}');
 end
 $$;
@@ -2958,15 +2964,46 @@ $$;
 
 COMMENT ON FUNCTION dispatcher.mark_agent_stalled(p_agent_id uuid, p_cause text) IS 'Sets pending items of an agent aside (failed, marked agent_stalled, attempts untouched), at most 500 a call: the sweep takes the rest. Tells the operator once per stall, with p_cause where there is one.';
 
+CREATE FUNCTION dispatcher.mark_as_set_aside(p_item_ids uuid[], p_as text) RETURNS void
+    LANGUAGE plpgsql
+    SET search_path TO ''
+    SET lock_timeout TO '100ms'
+    AS $$
+begin
+  insert into public.inbox_item_marks as mark (item_id, tenant_id, set_aside_at, set_aside_as)
+  select item.id, item.tenant_id, item.failed_at, p_as from public.agent_inbox_items as item where item.id = any (p_item_ids)
+  on conflict (item_id) do update set set_aside_at = excluded.set_aside_at, set_aside_as = excluded.set_aside_as;
+  perform dispatcher.settle_constraints('public.inbox_item_marks');
+exception when others then
+  if dispatcher.must_abort(sqlstate) then raise; end if;
+  perform dispatcher.note_fault((select tenant_id from public.agent_inbox_items where id = p_item_ids[1]), null,
+                                'mark of items', format('%s (%s)', sqlerrm, sqlstate));
+end
+$$;
+
+COMMENT ON FUNCTION dispatcher.mark_as_set_aside(p_item_ids uuid[], p_as text) IS 'Marks why items that were just set aside are. A side write: without its mark an item is one that failed by itself.';
+
 CREATE FUNCTION dispatcher.mark_item_changes(p_reopened uuid[], p_closed_by_user uuid[]) RETURNS void
-    LANGUAGE sql
+    LANGUAGE plpgsql
     SET search_path TO ''
     AS $$
-  insert into public.inbox_item_marks as mark (item_id, tenant_id, reopened_at, closed_by_user_at)
-  select item.id, item.tenant_id, case when item.id = any (p_reopened) then now() end, case when item.id = any (p_closed_by_user) then now() end
-    from public.agent_inbox_items as item where item.id = any (p_reopened || p_closed_by_user)
-  on conflict (item_id) do update set reopened_at = coalesce(excluded.reopened_at, mark.reopened_at),
-                                      closed_by_user_at = coalesce(excluded.closed_by_user_at, mark.closed_by_user_at)
+begin
+  if cardinality(p_reopened || p_closed_by_user) = 0 then
+    return;
+  end if;
+  begin
+    insert into public.inbox_item_marks as mark (item_id, tenant_id, reopened_at, closed_by_user_at)
+    select item.id, item.tenant_id, case when item.id = any (p_reopened) then now() end, case when item.id = any (p_closed_by_user) then now() end
+      from public.agent_inbox_items as item where item.id = any (p_reopened || p_closed_by_user)
+    on conflict (item_id) do update set reopened_at = coalesce(excluded.reopened_at, mark.reopened_at),
+                                        closed_by_user_at = coalesce(excluded.closed_by_user_at, mark.closed_by_user_at);
+    perform dispatcher.settle_constraints('public.inbox_item_marks');
+  exception when others then
+    if dispatcher.must_abort(sqlstate) then raise; end if;
+    perform dispatcher.note_fault((select tenant_id from public.agent_inbox_items where id = (p_reopened || p_closed_by_user)[1]), null,
+                                  'mark of items', format('%s (%s)', sqlerrm, sqlstate));
+  end;
+end
 $$;
 
 COMMENT ON FUNCTION dispatcher.mark_item_changes(p_reopened uuid[], p_closed_by_user uuid[]) IS 'Keeps when items were reopened, and when a person closed them. The caller''s statement holds these items.';
@@ -3154,8 +3191,7 @@ begin
   insert into public.notifications (tenant_id, type, title, body, entity_type, entity_id, actor_type, actor_agent_id, meta)
   values (p_tenant_id, p_type, left(p_title, 300), left(p_body, 4000), p_entity_type, coalesce(p_entity_id, p_agent_id),
           case p_type when 'agent_escalation' then 'agent' else 'system' end::public.actor_type, p_agent_id, p_meta);
-  -- A constraint trigger of somebody else's that waits for the commit would take the transition with it: it has its say here.
-  set constraints all immediate;
+  perform dispatcher.settle_constraints('public.notifications');
   return true;
 exception when others then
   if dispatcher.must_abort(sqlstate) then raise; end if;
@@ -4360,7 +4396,7 @@ CREATE FUNCTION dispatcher.set_items_aside(p_item_ids uuid[], p_as text, p_reaso
     SET search_path TO ''
     AS $$
 declare
-  v_count integer;
+  v_ids uuid[];
 begin
   with aside as (
     update public.agent_inbox_items
@@ -4368,12 +4404,12 @@ begin
            context = dispatcher.merge_inbox_context(context, jsonb_build_object('last_failure_reason', p_reason))
      where id in (select item.id from public.agent_inbox_items as item
                    where item.id = any (p_item_ids) and item.status in ('pending', 'failed') for update skip locked)
-    returning id, tenant_id, failed_at)
-  insert into public.inbox_item_marks as mark (item_id, tenant_id, set_aside_at, set_aside_as)
-  select aside.id, aside.tenant_id, aside.failed_at, p_as from aside
-  on conflict (item_id) do update set set_aside_at = excluded.set_aside_at, set_aside_as = excluded.set_aside_as;
-  get diagnostics v_count = row_count;
-  return v_count;
+    returning id)
+  select array_agg(id) into v_ids from aside;
+  if v_ids is not null then
+    perform dispatcher.mark_as_set_aside(v_ids, p_as);
+  end if;
+  return coalesce(cardinality(v_ids), 0);
 end
 $$;
 
@@ -6240,8 +6276,8 @@ CREATE FUNCTION public.dispatcher_schema() RETURNS jsonb
     SET search_path TO ''
     AS $$
   select jsonb_build_object(
-    'revision', 22,
-    'fingerprint', '3a1642b8e5208aeebde3d60ac2d791a0e289d87f35d356ce5431ff0fcc0dbf9f',
+    'revision', 24,
+    'fingerprint', 'ba10c183573076743210ee7a4849aab89c6a7955e2de38f354130a9f244d4912',
     'drift', coalesce(jsonb_agg(drift.kind || ' ' || drift.name || ' ' || drift.problem), '[]'))
   from (select * from dispatcher.schema_drift() limit 20) as drift
 $$;
@@ -8804,6 +8840,9 @@ GRANT ALL ON FUNCTION dispatcher.look_at_runs(p_tick dispatcher.tick) TO service
 
 REVOKE ALL ON FUNCTION dispatcher.mark_agent_stalled(p_agent_id uuid, p_cause text) FROM PUBLIC;
 GRANT ALL ON FUNCTION dispatcher.mark_agent_stalled(p_agent_id uuid, p_cause text) TO service_role;
+
+REVOKE ALL ON FUNCTION dispatcher.mark_as_set_aside(p_item_ids uuid[], p_as text) FROM PUBLIC;
+GRANT ALL ON FUNCTION dispatcher.mark_as_set_aside(p_item_ids uuid[], p_as text) TO service_role;
 
 REVOKE ALL ON FUNCTION dispatcher.mark_item_changes(p_reopened uuid[], p_closed_by_user uuid[]) FROM PUBLIC;
 GRANT ALL ON FUNCTION dispatcher.mark_item_changes(p_reopened uuid[], p_closed_by_user uuid[]) TO service_role;

@@ -2,5 +2,5 @@
 
 from typing import Final
 
-REVISION: Final = 22
-FINGERPRINT: Final = "3a1642b8e5208aeebde3d60ac2d791a0e289d87f35d356ce5431ff0fcc0dbf9f"
+REVISION: Final = 24
+FINGERPRINT: Final = "ba10c183573076743210ee7a4849aab89c6a7955e2de38f354130a9f244d4912"

@@ -119,6 +119,18 @@ $$;
 comment on function dispatcher.note_fault(uuid, uuid, text, text) is
   'Keeps that a side write failed, for the daemons to log and to show in health; at most one a minute of a kind. Never fails.';
 
+create or replace function dispatcher.settle_constraints(p_table regclass) returns void
+language plpgsql volatile set search_path = ''
+as $$
+begin
+  if exists (select from pg_catalog.pg_trigger where tgrelid = p_table and tgdeferrable) then
+    set constraints all immediate;
+  end if;
+end
+$$;
+comment on function dispatcher.settle_constraints(regclass) is
+  'Has deferred constraints say what they have to say now, where a table has any: what waits for the commit would take everything with it.';
+
 create or replace function dispatcher.notify_operator(
   p_tenant_id uuid, p_type text, p_title text, p_body text, p_agent_id uuid, p_meta jsonb, p_entity_type text default 'agent', p_entity_id uuid default null
 ) returns boolean
@@ -128,8 +140,7 @@ begin
   insert into public.notifications (tenant_id, type, title, body, entity_type, entity_id, actor_type, actor_agent_id, meta)
   values (p_tenant_id, p_type, left(p_title, 300), left(p_body, 4000), p_entity_type, coalesce(p_entity_id, p_agent_id),
           case p_type when 'agent_escalation' then 'agent' else 'system' end::public.actor_type, p_agent_id, p_meta);
-  -- A constraint trigger of somebody else's that waits for the commit would take the transition with it: it has its say here.
-  set constraints all immediate;
+  perform dispatcher.settle_constraints('public.notifications');
   return true;
 exception when others then
   if dispatcher.must_abort(sqlstate) then raise; end if;

@@ -56,13 +56,25 @@ as $$ select coalesce(nullif(current_setting('request.jwt.claims', true), '')::j
 comment on function dispatcher.is_signed_in_user() is 'Whether this request comes with the token of a person.';
 
 create or replace function dispatcher.mark_item_changes(p_reopened uuid[], p_closed_by_user uuid[]) returns void
-language sql volatile set search_path = ''
+language plpgsql volatile set search_path = ''
 as $$
-  insert into public.inbox_item_marks as mark (item_id, tenant_id, reopened_at, closed_by_user_at)
-  select item.id, item.tenant_id, case when item.id = any (p_reopened) then now() end, case when item.id = any (p_closed_by_user) then now() end
-    from public.agent_inbox_items as item where item.id = any (p_reopened || p_closed_by_user)
-  on conflict (item_id) do update set reopened_at = coalesce(excluded.reopened_at, mark.reopened_at),
-                                      closed_by_user_at = coalesce(excluded.closed_by_user_at, mark.closed_by_user_at)
+begin
+  if cardinality(p_reopened || p_closed_by_user) = 0 then
+    return;
+  end if;
+  begin
+    insert into public.inbox_item_marks as mark (item_id, tenant_id, reopened_at, closed_by_user_at)
+    select item.id, item.tenant_id, case when item.id = any (p_reopened) then now() end, case when item.id = any (p_closed_by_user) then now() end
+      from public.agent_inbox_items as item where item.id = any (p_reopened || p_closed_by_user)
+    on conflict (item_id) do update set reopened_at = coalesce(excluded.reopened_at, mark.reopened_at),
+                                        closed_by_user_at = coalesce(excluded.closed_by_user_at, mark.closed_by_user_at);
+    perform dispatcher.settle_constraints('public.inbox_item_marks');
+  exception when others then
+    if dispatcher.must_abort(sqlstate) then raise; end if;
+    perform dispatcher.note_fault((select tenant_id from public.agent_inbox_items where id = (p_reopened || p_closed_by_user)[1]), null,
+                                  'mark of items', format('%s (%s)', sqlerrm, sqlstate));
+  end;
+end
 $$;
 comment on function dispatcher.mark_item_changes(uuid[], uuid[]) is
   'Keeps when items were reopened, and when a person closed them. The caller''s statement holds these items.';

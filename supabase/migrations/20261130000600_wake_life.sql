@@ -200,11 +200,28 @@ $$;
 comment on function dispatcher.spend_attempt_of_lost_wake(public.agent_wakes) is
   'A poison item ends at max_attempts also when it is the daemon that dies of it; a notification says so, for a daemon may die of something else. Answers the item given up.';
 
+create or replace function dispatcher.mark_as_set_aside(p_item_ids uuid[], p_as text) returns void
+language plpgsql volatile set search_path = '' set lock_timeout = '100ms'
+as $$
+begin
+  insert into public.inbox_item_marks as mark (item_id, tenant_id, set_aside_at, set_aside_as)
+  select item.id, item.tenant_id, item.failed_at, p_as from public.agent_inbox_items as item where item.id = any (p_item_ids)
+  on conflict (item_id) do update set set_aside_at = excluded.set_aside_at, set_aside_as = excluded.set_aside_as;
+  perform dispatcher.settle_constraints('public.inbox_item_marks');
+exception when others then
+  if dispatcher.must_abort(sqlstate) then raise; end if;
+  perform dispatcher.note_fault((select tenant_id from public.agent_inbox_items where id = p_item_ids[1]), null,
+                                'mark of items', format('%s (%s)', sqlerrm, sqlstate));
+end
+$$;
+comment on function dispatcher.mark_as_set_aside(uuid[], text) is
+  'Marks why items that were just set aside are. A side write: without its mark an item is one that failed by itself.';
+
 create or replace function dispatcher.set_items_aside(p_item_ids uuid[], p_as text, p_reason text) returns integer
 language plpgsql volatile set search_path = ''
 as $$
 declare
-  v_count integer;
+  v_ids uuid[];
 begin
   with aside as (
     update public.agent_inbox_items
@@ -212,12 +229,12 @@ begin
            context = dispatcher.merge_inbox_context(context, jsonb_build_object('last_failure_reason', p_reason))
      where id in (select item.id from public.agent_inbox_items as item
                    where item.id = any (p_item_ids) and item.status in ('pending', 'failed') for update skip locked)
-    returning id, tenant_id, failed_at)
-  insert into public.inbox_item_marks as mark (item_id, tenant_id, set_aside_at, set_aside_as)
-  select aside.id, aside.tenant_id, aside.failed_at, p_as from aside
-  on conflict (item_id) do update set set_aside_at = excluded.set_aside_at, set_aside_as = excluded.set_aside_as;
-  get diagnostics v_count = row_count;
-  return v_count;
+    returning id)
+  select array_agg(id) into v_ids from aside;
+  if v_ids is not null then
+    perform dispatcher.mark_as_set_aside(v_ids, p_as);
+  end if;
+  return coalesce(cardinality(v_ids), 0);
 end
 $$;
 comment on function dispatcher.set_items_aside(uuid[], text, text) is

@@ -204,13 +204,11 @@ begin
      where item.id in (select held.id from public.agent_inbox_items as held
                         where held.id = any (p_item_ids) and held.agent_id = any (p_agent_ids) and held.status in ('pending', 'failed')
                         order by held.id limit 500 for update skip locked)
-    returning item.id, item.tenant_id, item.failed_at
-  ), marked as (
-    insert into public.inbox_item_marks as mark (item_id, tenant_id, set_aside_at, set_aside_as)
-    select expired.id, expired.tenant_id, expired.failed_at, 'operator' from expired
-    on conflict (item_id) do update set set_aside_at = excluded.set_aside_at, set_aside_as = excluded.set_aside_as
-  )
+    returning item.id)
   select array_agg(id) into v_ids from expired;
+  if v_ids is not null then
+    perform dispatcher.mark_as_set_aside(v_ids, 'operator');
+  end if;
   return coalesce(v_ids, '{}');
 end
 $$;

@@ -122,18 +122,6 @@ end
 $$;
 comment on function dispatcher.prepare_workflow_run() is 'Before an insert of a run: the times and keys its state implies.';
 
-create or replace function dispatcher.settle_constraints(p_table regclass) returns void
-language plpgsql volatile set search_path = ''
-as $$
-begin
-  if exists (select from pg_catalog.pg_trigger where tgrelid = p_table and tgdeferrable) then
-    set constraints all immediate;
-  end if;
-end
-$$;
-comment on function dispatcher.settle_constraints(regclass) is
-  'Has deferred constraints say what they have to say now, where a table has any: what waits for the commit would take everything with it.';
-
 create or replace function dispatcher.workflow_actor() returns text
 language plpgsql stable set search_path = ''
 as $$

@@ -74,14 +74,22 @@ $$;
 comment on function dispatcher.end_workflow_claim(public.workflow_runs, text) is 'Closes the present claim of a run in the history of claims.';
 
 create or replace function dispatcher.drop_notifications(p_run_ids uuid[]) returns void
-language sql volatile set search_path = ''
+language plpgsql volatile set search_path = '' set lock_timeout = '100ms'
 as $$
+begin
   -- One that somebody holds is dropped when it is claimed: its run has moved on.
   update public.workflow_notifications set state = 'obsolete'
    where id in (select note.id from public.workflow_notifications as note
-                 where note.run_id = any (p_run_ids) and note.state = 'pending' for update skip locked)
+                 where note.run_id = any (p_run_ids) and note.state = 'pending' for update skip locked);
+  perform dispatcher.settle_constraints('public.workflow_notifications');
+exception when others then
+  if dispatcher.must_abort(sqlstate) then raise; end if;
+  perform dispatcher.note_fault((select tenant_id from public.workflow_runs where id = p_run_ids[1]), null,
+                                'dropped notification of a run', format('%s (%s)', sqlerrm, sqlstate));
+end
 $$;
-comment on function dispatcher.drop_notifications(uuid[]) is 'Nobody has to be told of these runs any more. Never waits.';
+comment on function dispatcher.drop_notifications(uuid[]) is
+  'Nobody has to be told of these runs any more. A side write: the claim of a notification looks at its run again. Never waits.';
 
 create or replace function dispatcher.known_tokens(p_input bigint, p_output bigint) returns bigint
 language sql immutable parallel safe set search_path = ''

@@ -727,7 +727,7 @@ as $expected$
     ('function', 'dispatcher.dispatch_queued_runs(dispatcher.tick)', '8d7709f45252fd3b843a56104892c125', null),
     ('function', 'dispatcher.dispatch_runs(dispatcher.run_choice[])', '5ed4b457f80444fa98f257880f987956', null),
     ('function', 'dispatcher.dispatcher_gateway_topic(uuid)', '33c6a9f66a75aaa94f87ca7a00a6e2a2', null),
-    ('function', 'dispatcher.drop_notifications(uuid[])', '96db475c7d74c058c3773ce1021b01ae', null),
+    ('function', 'dispatcher.drop_notifications(uuid[])', 'd0740081455f7826f7e3622f9e517275', null),
     ('function', 'dispatcher.drop_outdated_notifications(uuid,integer)', '513ef1b9f9b6d4d2b0278eab76e7a858', null),
     ('function', 'dispatcher.drop_retired_objects()', 'f4a303ea615f80d0c9145983567d97b9', null),
     ('function', 'dispatcher.due_queue(uuid)', 'd974ef92366cd42aab7d64d0aee1d7d2', null),
@@ -736,7 +736,7 @@ as $expected$
     ('function', 'dispatcher.ensure_type(text,text)', '814dff38a4cd365d343bf78bd1b3b708', null),
     ('function', 'dispatcher.escalate_leased_item(uuid,text)', '243beb7d4352dbee6137a42a426ed864', null),
     ('function', 'dispatcher.evaluate_budgets(uuid,jsonb,text,timestamp with time zone)', 'eeeab76c35dfe90a37029d4d76b661d3', null),
-    ('function', 'dispatcher.expire_items(uuid[],uuid[],text)', 'bac0b4d12617a8aaa467503a5e4e7a7e', null),
+    ('function', 'dispatcher.expire_items(uuid[],uuid[],text)', 'edb59cdbe450942f4ae187cf44139af3', null),
     ('function', 'dispatcher.expire_stale_items(dispatcher.claimant,integer)', '2a48f29f4490a1cb5acfc5cfeed08204', null),
     ('function', 'dispatcher.failures_after(integer,text,text,boolean,integer)', '3ef39f1d171e4580903486108a51c9a4', null),
     ('function', 'dispatcher.fault_of_orphan(public.workflow_runs,uuid,public.dispatcher_settings)', '4bf2cf57132b75c540525c3edb0ef184', null),
@@ -826,7 +826,8 @@ as $expected$
     ('function', 'dispatcher.look_around(dispatcher.claimant)', 'a339694d2fa35b83f31990bdb48247ae', null),
     ('function', 'dispatcher.look_at_runs(dispatcher.tick)', 'd33f32c6edb385c93e9186ec0b065a79', null),
     ('function', 'dispatcher.mark_agent_stalled(uuid,text)', '32c18a48dc3169b7f44b41831f85fe2a', null),
-    ('function', 'dispatcher.mark_item_changes(uuid[],uuid[])', '8c723ae15adfbd224d60aede6336ac83', null),
+    ('function', 'dispatcher.mark_as_set_aside(uuid[],text)', '19f6498aa54b80230ff3ff44c567a674', null),
+    ('function', 'dispatcher.mark_item_changes(uuid[],uuid[])', '221b665fef66cc40c83b9fcd4b5a4213', null),
     ('function', 'dispatcher.mark_runs(uuid[])', 'c9d3033911457b6dd5a4e3497537cafc', null),
     ('function', 'dispatcher.mark_unrouted_runs(dispatcher.tick,integer)', '5578e74e040de74c0472ad0f9455a6aa', null),
     ('function', 'dispatcher.merge_inbox_context(jsonb,jsonb)', '07238cb318a58b5cefe15ceb0d729480', null),
@@ -838,7 +839,7 @@ as $expected$
     ('function', 'dispatcher.note_tick(dispatcher.tick,jsonb)', 'c86a25606480a6e3269ac311ff4e2896', null),
     ('function', 'dispatcher.note_work_on_claim(public.workflow_runs)', '34b8a1ead8d8f3aeedc1da9c2c039f0e', null),
     ('function', 'dispatcher.note_workflow_actor(text,text)', '7e2af9f313bcc420d4184a00aa747a4d', null),
-    ('function', 'dispatcher.notify_operator(uuid,text,text,text,uuid,jsonb,text,uuid)', '0d38419fb3fa496c65d82664f7973090', null),
+    ('function', 'dispatcher.notify_operator(uuid,text,text,text,uuid,jsonb,text,uuid)', '2ca01716f7fd8aa53597b2e3b69e13b4', null),
     ('function', 'dispatcher.often_woken_agents(dispatcher.claimant,integer)', '33faeb88f3b93acb4b224ab4dd45dc8a', null),
     ('function', 'dispatcher.old_notifications(uuid,integer)', 'd04ab19cdf72831cd99db71d0d6185b5', null),
     ('function', 'dispatcher.open_items_of_gateway(dispatcher.claimant)', 'd43ec5477c48f6bb8db6804012618b35', null),
@@ -892,7 +893,7 @@ as $expected$
     ('function', 'dispatcher.schema_exposure()', 'a0b8408bff1b45e0fcb75fc0b1c61ffd', null),
     ('function', 'dispatcher.seconds_until(timestamp with time zone)', 'e68e79df5ef866aaaf0e093c5d7ff06d', null),
     ('function', 'dispatcher.send_gateway_hint(uuid,text,jsonb)', 'dc3427d5b57d960f088788854cc354b0', null),
-    ('function', 'dispatcher.set_items_aside(uuid[],text,text)', 'c614efa8a18206ba7866970e1bdde461', null),
+    ('function', 'dispatcher.set_items_aside(uuid[],text,text)', 'a5f5cc4fabbbd4880661348acc30a376', null),
     ('function', 'dispatcher.set_off_waitlist(uuid)', 'b20c529f7e349f930827502ccb490ab8', null),
     ('function', 'dispatcher.setting(jsonb,text,double precision,double precision,double precision)', 'e373389dc887209c59ee31eb6c534a67', null),
     ('function', 'dispatcher.settings_of_gateway(uuid,jsonb)', '05dde2027f37f1a421b8993286a77e1e', null),
@@ -1207,8 +1208,8 @@ create or replace function public.dispatcher_schema() returns jsonb
 language sql stable set search_path = ''
 as $$
   select jsonb_build_object(
-    'revision', 22,
-    'fingerprint', '3a1642b8e5208aeebde3d60ac2d791a0e289d87f35d356ce5431ff0fcc0dbf9f',
+    'revision', 24,
+    'fingerprint', 'ba10c183573076743210ee7a4849aab89c6a7955e2de38f354130a9f244d4912',
     'drift', coalesce(jsonb_agg(drift.kind || ' ' || drift.name || ' ' || drift.problem), '[]'))
   from (select * from dispatcher.schema_drift() limit 20) as drift
 $$;

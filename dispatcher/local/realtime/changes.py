@@ -80,6 +80,7 @@ class ChangesReader:
         self._subscriptions: dict[Subscription, None] = {}
         self._task: asyncio.Task[None] | None = None
         self._ready = asyncio.Event()
+        self._connection: Connection | None = None
         self._closing = asyncio.Event()
         self._rate = Rate(limits.max_events_per_second, limits.rate_window)
         self._unused_since = time.monotonic()
@@ -90,11 +91,18 @@ class ChangesReader:
         return self._ready.is_set()
 
     async def run_warm(self) -> None:
-        """Start reading unless it is running already; returns once the slot exists."""
+        """Start reading unless it is running already; returns once the slot exists.
+
+        Raises:
+            OperationalError: the connection it reads by has died; try again.
+        """
         self._unused_since = time.monotonic()
         if self._task is None or self._task.done():
             self._task = asyncio.create_task(self._run(), name="realtime-changes")
         await self._ready.wait()
+        if self._connection is not None:
+            # It may have died since the last poll: whoever is told that it is subscribed must be heard from then on.
+            await self._connection.execute("select 1")
 
     def add(self, subscription: Subscription) -> None:
         """Deliver to it from the next poll on."""
@@ -162,6 +170,7 @@ class ChangesReader:
 
     async def _read(self, connection: Connection) -> None:
         slot = await _create_slot(connection)
+        self._connection = connection
         self._ready.set()
         decoder = Decoder()
         restart = Restart()

@@ -1320,15 +1320,15 @@ CREATE FUNCTION dispatcher.expire_stale_items(p_sweeper dispatcher.claimant, p_l
     SET search_path TO ''
     AS $$
 declare
-  v_count integer;
+  -- Read once: where it stands in the statement, a function that locks is called again for every row that is looked at.
+  v_ids constant uuid[] := dispatcher.stale_item_ids(p_sweeper, p_limit);
 begin
   update public.agent_inbox_items as item
      set status = 'failed', attempt_count = greatest(item.attempt_count, item.max_attempts), failed_at = now(), updated_at = now(),
          context = dispatcher.merge_inbox_context(item.context, jsonb_build_object(
            'last_failure_reason', format('stale: pending for more than %s h', (p_sweeper.settings).stale_item_age_hours)))
-   where item.id = any (dispatcher.stale_item_ids(p_sweeper, p_limit));
-  get diagnostics v_count = row_count;
-  return v_count;
+   where item.id = any (v_ids);
+  return cardinality(v_ids);
 end
 $$;
 
@@ -6276,8 +6276,8 @@ CREATE FUNCTION public.dispatcher_schema() RETURNS jsonb
     SET search_path TO ''
     AS $$
   select jsonb_build_object(
-    'revision', 24,
-    'fingerprint', 'ba10c183573076743210ee7a4849aab89c6a7955e2de38f354130a9f244d4912',
+    'revision', 29,
+    'fingerprint', 'c8460fb31a18676f506647be0fed3841a54743c09563dfd1dc7a8b3bee32e9aa',
     'drift', coalesce(jsonb_agg(drift.kind || ' ' || drift.name || ' ' || drift.problem), '[]'))
   from (select * from dispatcher.schema_drift() limit 20) as drift
 $$;

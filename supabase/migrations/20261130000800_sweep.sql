@@ -53,15 +53,15 @@ create or replace function dispatcher.expire_stale_items(p_sweeper dispatcher.cl
 language plpgsql volatile set search_path = ''
 as $$
 declare
-  v_count integer;
+  -- Read once: where it stands in the statement, a function that locks is called again for every row that is looked at.
+  v_ids constant uuid[] := dispatcher.stale_item_ids(p_sweeper, p_limit);
 begin
   update public.agent_inbox_items as item
      set status = 'failed', attempt_count = greatest(item.attempt_count, item.max_attempts), failed_at = now(), updated_at = now(),
          context = dispatcher.merge_inbox_context(item.context, jsonb_build_object(
            'last_failure_reason', format('stale: pending for more than %s h', (p_sweeper.settings).stale_item_age_hours)))
-   where item.id = any (dispatcher.stale_item_ids(p_sweeper, p_limit));
-  get diagnostics v_count = row_count;
-  return v_count;
+   where item.id = any (v_ids);
+  return cardinality(v_ids);
 end
 $$;
 comment on function dispatcher.expire_stale_items(dispatcher.claimant, integer) is 'Stale items fail for good, reason recorded.';

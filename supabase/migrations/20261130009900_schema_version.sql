@@ -737,7 +737,7 @@ as $expected$
     ('function', 'dispatcher.escalate_leased_item(uuid,text)', '243beb7d4352dbee6137a42a426ed864', null),
     ('function', 'dispatcher.evaluate_budgets(uuid,jsonb,text,timestamp with time zone)', 'eeeab76c35dfe90a37029d4d76b661d3', null),
     ('function', 'dispatcher.expire_items(uuid[],uuid[],text)', 'edb59cdbe450942f4ae187cf44139af3', null),
-    ('function', 'dispatcher.expire_stale_items(dispatcher.claimant,integer)', '2a48f29f4490a1cb5acfc5cfeed08204', null),
+    ('function', 'dispatcher.expire_stale_items(dispatcher.claimant,integer)', '1e11626e84820ef94801e7e8c3f7d09a', null),
     ('function', 'dispatcher.failures_after(integer,text,text,boolean,integer)', '3ef39f1d171e4580903486108a51c9a4', null),
     ('function', 'dispatcher.fault_of_orphan(public.workflow_runs,uuid,public.dispatcher_settings)', '4bf2cf57132b75c540525c3edb0ef184', null),
     ('function', 'dispatcher.faults_of_budget(uuid,text,text,text,text,numeric,bigint,text,text)', 'f84c0808ef0e70ae4c1459836308a4c2', null),
@@ -1208,8 +1208,8 @@ create or replace function public.dispatcher_schema() returns jsonb
 language sql stable set search_path = ''
 as $$
   select jsonb_build_object(
-    'revision', 24,
-    'fingerprint', 'ba10c183573076743210ee7a4849aab89c6a7955e2de38f354130a9f244d4912',
+    'revision', 29,
+    'fingerprint', 'c8460fb31a18676f506647be0fed3841a54743c09563dfd1dc7a8b3bee32e9aa',
     'drift', coalesce(jsonb_agg(drift.kind || ' ' || drift.name || ' ' || drift.problem), '[]'))
   from (select * from dispatcher.schema_drift() limit 20) as drift
 $$;

@@ -43,15 +43,24 @@ def database(request: pytest.FixtureRequest, cluster: PostgresServer, migrated_t
     if marks.get_closest_marker("own_database") or not marks.get_closest_marker("kept_database"):
         with cloned(cluster, migrated_template) as own:
             yield own
+            _no_fault_goes_unseen(own, marks)
         return
     kept = Database(cluster, request.getfixturevalue("kept_name"))
     try:
         yield kept
+        _no_fault_goes_unseen(kept, marks)
     finally:
         kept.close()
         with contextlib.closing(Database(cluster, kept.name)) as emptied:
             emptied.execute("delete from public.tenants")  # and with them everything that is theirs
             emptied.execute("delete from realtime.messages")
+
+
+def _no_fault_goes_unseen(database: Database, test: pytest.Item) -> None:
+    """A side write that failed is no failure of its call: a test that does not expect one fails here."""
+    if test.get_closest_marker("faults_expected") or database.value("select to_regclass('dispatcher_faults')") is None:
+        return
+    assert database.rows("select side_write, error from public.dispatcher_faults") == []
 
 
 class Dispatcher:

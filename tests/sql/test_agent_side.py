@@ -690,6 +690,7 @@ def test_c22_a_dead_letter_of_an_agent_is_told(inbox: Inbox) -> None:
 
 
 @pytest.mark.own_database
+@pytest.mark.faults_expected
 def test_c10_a_notification_that_cannot_be_written_stops_no_close(own: Inbox) -> None:
     own.database.execute(
         "create function public.refuse() returns trigger language plpgsql as"

@@ -4,8 +4,8 @@ import asyncio
 import threading
 
 # What was accepted or aborted a moment ago takes a turn or two of the loop to become a task, or to be gone.
-ROUNDS = 3
 TURNS = 5
+ROUNDS = 3
 DEADLINE = 10.0
 
 

@@ -1446,19 +1446,28 @@ declare
   v_agent record;
   v_refusal jsonb;
   v_skipped jsonb := '[]';
+  v_ready uuid[] := '{}';
+  v_oldest timestamptz[] := '{}';
+  v_listed uuid[];
   v_seen integer := 0;
-  v_listed integer := 0;
   v_last uuid;
 begin
   for v_agent in select * from dispatcher.agents_with_work(p_sweeper, (p_cursor ->> 'after')::uuid, p_limit) loop
     v_seen := v_seen + 1;
     v_last := v_agent.agent_id;
-    v_refusal := dispatcher.list_agent(p_sweeper, v_agent.agent_id, v_agent.agent_slug, v_agent.oldest, v_since);
-    v_listed := v_listed + (v_refusal is null)::integer;
-    v_skipped := v_skipped || coalesce(v_refusal, '[]'::jsonb);
+    v_refusal := dispatcher.refusal_at_sweep(p_sweeper, v_agent.agent_id, v_agent.agent_slug);
+    if v_refusal is null then
+      v_ready := v_ready || v_agent.agent_id;
+      v_oldest := v_oldest || v_agent.oldest;
+    else
+      v_skipped := v_skipped || v_refusal;
+    end if;
   end loop;
-  return jsonb_build_object('count', v_listed, 'skipped', v_skipped, 'again', v_seen >= p_limit,
-                            'cursor', jsonb_build_object('after', v_last, 'since', v_since));
+  v_listed := dispatcher.list_agents(p_sweeper, v_ready, v_oldest, v_since);
+  return jsonb_build_object(
+    'count', cardinality(v_listed), 'again', v_seen >= p_limit, 'cursor', jsonb_build_object('after', v_last, 'since', v_since),
+    'skipped', v_skipped || coalesce((select jsonb_agg(dispatcher.busy_agent(ready.id)) from unnest(v_ready) as ready (id)
+                                       where ready.id <> all (v_listed)), '[]'));
 end
 $$;
 
@@ -2640,33 +2649,35 @@ $$;
 
 COMMENT ON FUNCTION dispatcher.leave_waitlist(p_agent_id uuid) IS 'Takes an agent off the waitlist. The caller holds its wake state.';
 
-CREATE FUNCTION dispatcher.list_agent(p_sweeper dispatcher.claimant, p_agent_id uuid, p_agent_slug text, p_oldest timestamp with time zone, p_since timestamp with time zone) RETURNS jsonb
+CREATE FUNCTION dispatcher.list_agents(p_sweeper dispatcher.claimant, p_agent_ids uuid[], p_oldest timestamp with time zone[], p_since timestamp with time zone) RETURNS uuid[]
     LANGUAGE plpgsql
     SET search_path TO ''
     AS $$
 declare
-  v_facts dispatcher.gate_facts;
-  v_gates record;
+  v_listed uuid[];
 begin
-  v_facts := dispatcher.read_gate_facts(p_agent_id, p_sweeper.settings);
-  v_gates := dispatcher.wake_gates(v_facts, p_sweeper.settings);
-  if cardinality(v_gates.blocked) > 0 then
-    return dispatcher.refusal(p_agent_id, p_agent_slug, v_gates.blocked[1], dispatcher.seconds_until(v_gates.retry_at), v_facts.failures);
-  end if;
-  if (dispatcher.lock_wake_state(p_agent_id, p_sweeper.tenant_id)).agent_id is null then
-    return dispatcher.refusal(p_agent_id, p_agent_slug, 'busy', 1);
-  end if;
-  perform dispatcher.join_waitlist(p_agent_id, 'sweep', p_since, p_oldest);
-  return null;
-exception when lock_not_available then
-  return dispatcher.refusal(p_agent_id, p_agent_slug, 'busy', 1);
-when others then
-  if dispatcher.must_abort(sqlstate) then raise; end if;
-  return dispatcher.refusal(p_agent_id, p_agent_slug, 'error', null) || jsonb_build_object('error', left(sqlerrm, 500), 'error_code', sqlstate);
+  insert into public.agent_wake_state (agent_id, tenant_id)
+  select free.id, p_sweeper.tenant_id
+    from (select agent.id from public.agents as agent
+           where agent.id = any (p_agent_ids)
+             and not exists (select from public.agent_wake_state as state where state.agent_id = agent.id)
+             for key share skip locked) as free
+  on conflict do nothing;
+  with held as (
+    select state.agent_id from public.agent_wake_state as state where state.agent_id = any (p_agent_ids) for update skip locked
+  ), listed as (
+    update public.agent_wake_state as state
+       set waitlist_path = coalesce(state.waitlist_path, 'sweep'), waitlisted_at = coalesce(state.waitlisted_at, p_since),
+           waiting_since = coalesce(state.waiting_since, ready.oldest), updated_at = now()
+      from held join unnest(p_agent_ids, p_oldest) as ready (agent_id, oldest) on ready.agent_id = held.agent_id
+     where state.agent_id = held.agent_id
+    returning state.agent_id)
+  select array_agg(agent_id) into v_listed from listed;
+  return coalesce(v_listed, '{}');
 end
 $$;
 
-COMMENT ON FUNCTION dispatcher.list_agent(p_sweeper dispatcher.claimant, p_agent_id uuid, p_agent_slug text, p_oldest timestamp with time zone, p_since timestamp with time zone) IS 'Puts one agent, whose oldest item is from p_oldest, on the waitlist when its gates are open; else the refusal. NULL when it is listed.';
+COMMENT ON FUNCTION dispatcher.list_agents(p_sweeper dispatcher.claimant, p_agent_ids uuid[], p_oldest timestamp with time zone[], p_since timestamp with time zone) IS 'Puts agents, whose oldest items are from p_oldest, on the waitlist, all at once and held for a moment; answers which: those that somebody holds are not.';
 
 CREATE FUNCTION dispatcher.live_wakes_of_gateway(p_gateway_id uuid) RETURNS integer
     LANGUAGE sql STABLE
@@ -3670,6 +3681,30 @@ CREATE FUNCTION dispatcher.refusal(p_agent_id uuid, p_agent_slug text, p_reason 
 $$;
 
 COMMENT ON FUNCTION dispatcher.refusal(p_agent_id uuid, p_agent_slug text, p_reason text, p_retry_in double precision, p_failures integer) IS 'The answer to a refused claim: {granted: false, agent_id, agent_slug, skip_reason, retry_in (s), failures}.';
+
+CREATE FUNCTION dispatcher.refusal_at_sweep(p_sweeper dispatcher.claimant, p_agent_id uuid, p_agent_slug text) RETURNS jsonb
+    LANGUAGE plpgsql STABLE
+    SET search_path TO ''
+    AS $$
+declare
+  v_facts dispatcher.gate_facts;
+  v_gates record;
+begin
+  v_facts := dispatcher.read_gate_facts(p_agent_id, p_sweeper.settings);
+  v_gates := dispatcher.wake_gates(v_facts, p_sweeper.settings);
+  if cardinality(v_gates.blocked) = 0 then
+    return null;
+  end if;
+  return dispatcher.refusal(p_agent_id, p_agent_slug, v_gates.blocked[1], dispatcher.seconds_until(v_gates.retry_at),
+                            v_facts.failures);
+exception when others then
+  if dispatcher.must_abort(sqlstate) then raise; end if;
+  return dispatcher.refusal(p_agent_id, p_agent_slug, 'error', null)
+         || jsonb_build_object('error', left(sqlerrm, 500), 'error_code', sqlstate);
+end
+$$;
+
+COMMENT ON FUNCTION dispatcher.refusal_at_sweep(p_sweeper dispatcher.claimant, p_agent_id uuid, p_agent_slug text) IS 'What keeps an agent asleep, as a refused claim says it; NULL when its gates are open.';
 
 CREATE FUNCTION dispatcher.refuse_claim(p_run public.workflow_runs, p_agent text) RETURNS text
     LANGUAGE sql IMMUTABLE
@@ -6276,8 +6311,8 @@ CREATE FUNCTION public.dispatcher_schema() RETURNS jsonb
     SET search_path TO ''
     AS $$
   select jsonb_build_object(
-    'revision', 29,
-    'fingerprint', 'c8460fb31a18676f506647be0fed3841a54743c09563dfd1dc7a8b3bee32e9aa',
+    'revision', 30,
+    'fingerprint', '6728a8032cc23d3f5b2a095b0a3ad65560e1449605df599b5831a0061a35afd4',
     'drift', coalesce(jsonb_agg(drift.kind || ' ' || drift.name || ' ' || drift.problem), '[]'))
   from (select * from dispatcher.schema_drift() limit 20) as drift
 $$;
@@ -8796,8 +8831,8 @@ GRANT ALL ON FUNCTION dispatcher.lease_one_inbox_item(p_item_id uuid, p_lease_se
 REVOKE ALL ON FUNCTION dispatcher.leave_waitlist(p_agent_id uuid) FROM PUBLIC;
 GRANT ALL ON FUNCTION dispatcher.leave_waitlist(p_agent_id uuid) TO service_role;
 
-REVOKE ALL ON FUNCTION dispatcher.list_agent(p_sweeper dispatcher.claimant, p_agent_id uuid, p_agent_slug text, p_oldest timestamp with time zone, p_since timestamp with time zone) FROM PUBLIC;
-GRANT ALL ON FUNCTION dispatcher.list_agent(p_sweeper dispatcher.claimant, p_agent_id uuid, p_agent_slug text, p_oldest timestamp with time zone, p_since timestamp with time zone) TO service_role;
+REVOKE ALL ON FUNCTION dispatcher.list_agents(p_sweeper dispatcher.claimant, p_agent_ids uuid[], p_oldest timestamp with time zone[], p_since timestamp with time zone) FROM PUBLIC;
+GRANT ALL ON FUNCTION dispatcher.list_agents(p_sweeper dispatcher.claimant, p_agent_ids uuid[], p_oldest timestamp with time zone[], p_since timestamp with time zone) TO service_role;
 
 REVOKE ALL ON FUNCTION dispatcher.live_wakes_of_gateway(p_gateway_id uuid) FROM PUBLIC;
 GRANT ALL ON FUNCTION dispatcher.live_wakes_of_gateway(p_gateway_id uuid) TO service_role;
@@ -8948,6 +8983,9 @@ GRANT ALL ON FUNCTION dispatcher.record_workflow_transition() TO service_role;
 
 REVOKE ALL ON FUNCTION dispatcher.refusal(p_agent_id uuid, p_agent_slug text, p_reason text, p_retry_in double precision, p_failures integer) FROM PUBLIC;
 GRANT ALL ON FUNCTION dispatcher.refusal(p_agent_id uuid, p_agent_slug text, p_reason text, p_retry_in double precision, p_failures integer) TO service_role;
+
+REVOKE ALL ON FUNCTION dispatcher.refusal_at_sweep(p_sweeper dispatcher.claimant, p_agent_id uuid, p_agent_slug text) FROM PUBLIC;
+GRANT ALL ON FUNCTION dispatcher.refusal_at_sweep(p_sweeper dispatcher.claimant, p_agent_id uuid, p_agent_slug text) TO service_role;
 
 REVOKE ALL ON FUNCTION dispatcher.refuse_claim(p_run public.workflow_runs, p_agent text) FROM PUBLIC;
 GRANT ALL ON FUNCTION dispatcher.refuse_claim(p_run public.workflow_runs, p_agent text) TO service_role;

@@ -2,5 +2,5 @@
 
 from typing import Final
 
-REVISION: Final = 29
-FINGERPRINT: Final = "c8460fb31a18676f506647be0fed3841a54743c09563dfd1dc7a8b3bee32e9aa"
+REVISION: Final = 30
+FINGERPRINT: Final = "6728a8032cc23d3f5b2a095b0a3ad65560e1449605df599b5831a0061a35afd4"

@@ -318,10 +318,9 @@ $$;
 comment on function dispatcher.agents_with_work(dispatcher.claimant, uuid, integer) is
   'Agents with open items that neither wait nor run, in the order of their ids after p_after, each with its oldest item.';
 
-create or replace function dispatcher.list_agent(
-  p_sweeper dispatcher.claimant, p_agent_id uuid, p_agent_slug text, p_oldest timestamptz, p_since timestamptz
-) returns jsonb
-language plpgsql volatile set search_path = ''
+create or replace function dispatcher.refusal_at_sweep(p_sweeper dispatcher.claimant, p_agent_id uuid, p_agent_slug text)
+returns jsonb
+language plpgsql stable set search_path = ''
 as $$
 declare
   v_facts dispatcher.gate_facts;
@@ -329,23 +328,50 @@ declare
 begin
   v_facts := dispatcher.read_gate_facts(p_agent_id, p_sweeper.settings);
   v_gates := dispatcher.wake_gates(v_facts, p_sweeper.settings);
-  if cardinality(v_gates.blocked) > 0 then
-    return dispatcher.refusal(p_agent_id, p_agent_slug, v_gates.blocked[1], dispatcher.seconds_until(v_gates.retry_at), v_facts.failures);
+  if cardinality(v_gates.blocked) = 0 then
+    return null;
   end if;
-  if (dispatcher.lock_wake_state(p_agent_id, p_sweeper.tenant_id)).agent_id is null then
-    return dispatcher.refusal(p_agent_id, p_agent_slug, 'busy', 1);
-  end if;
-  perform dispatcher.join_waitlist(p_agent_id, 'sweep', p_since, p_oldest);
-  return null;
-exception when lock_not_available then
-  return dispatcher.refusal(p_agent_id, p_agent_slug, 'busy', 1);
-when others then
+  return dispatcher.refusal(p_agent_id, p_agent_slug, v_gates.blocked[1], dispatcher.seconds_until(v_gates.retry_at),
+                            v_facts.failures);
+exception when others then
   if dispatcher.must_abort(sqlstate) then raise; end if;
-  return dispatcher.refusal(p_agent_id, p_agent_slug, 'error', null) || jsonb_build_object('error', left(sqlerrm, 500), 'error_code', sqlstate);
+  return dispatcher.refusal(p_agent_id, p_agent_slug, 'error', null)
+         || jsonb_build_object('error', left(sqlerrm, 500), 'error_code', sqlstate);
 end
 $$;
-comment on function dispatcher.list_agent(dispatcher.claimant, uuid, text, timestamptz, timestamptz) is
-  'Puts one agent, whose oldest item is from p_oldest, on the waitlist when its gates are open; else the refusal. NULL when it is listed.';
+comment on function dispatcher.refusal_at_sweep(dispatcher.claimant, uuid, text) is
+  'What keeps an agent asleep, as a refused claim says it; NULL when its gates are open.';
+
+create or replace function dispatcher.list_agents(
+  p_sweeper dispatcher.claimant, p_agent_ids uuid[], p_oldest timestamptz[], p_since timestamptz
+) returns uuid[]
+language plpgsql volatile set search_path = ''
+as $$
+declare
+  v_listed uuid[];
+begin
+  insert into public.agent_wake_state (agent_id, tenant_id)
+  select free.id, p_sweeper.tenant_id
+    from (select agent.id from public.agents as agent
+           where agent.id = any (p_agent_ids)
+             and not exists (select from public.agent_wake_state as state where state.agent_id = agent.id)
+             for key share skip locked) as free
+  on conflict do nothing;
+  with held as (
+    select state.agent_id from public.agent_wake_state as state where state.agent_id = any (p_agent_ids) for update skip locked
+  ), listed as (
+    update public.agent_wake_state as state
+       set waitlist_path = coalesce(state.waitlist_path, 'sweep'), waitlisted_at = coalesce(state.waitlisted_at, p_since),
+           waiting_since = coalesce(state.waiting_since, ready.oldest), updated_at = now()
+      from held join unnest(p_agent_ids, p_oldest) as ready (agent_id, oldest) on ready.agent_id = held.agent_id
+     where state.agent_id = held.agent_id
+    returning state.agent_id)
+  select array_agg(agent_id) into v_listed from listed;
+  return coalesce(v_listed, '{}');
+end
+$$;
+comment on function dispatcher.list_agents(dispatcher.claimant, uuid[], timestamptz[], timestamptz) is
+  'Puts agents, whose oldest items are from p_oldest, on the waitlist, all at once and held for a moment; answers which: those that somebody holds are not.';
 
 create or replace function dispatcher.fill_waitlist(p_sweeper dispatcher.claimant, p_cursor jsonb, p_limit integer) returns jsonb
 language plpgsql volatile set search_path = ''
@@ -356,19 +382,28 @@ declare
   v_agent record;
   v_refusal jsonb;
   v_skipped jsonb := '[]';
+  v_ready uuid[] := '{}';
+  v_oldest timestamptz[] := '{}';
+  v_listed uuid[];
   v_seen integer := 0;
-  v_listed integer := 0;
   v_last uuid;
 begin
   for v_agent in select * from dispatcher.agents_with_work(p_sweeper, (p_cursor ->> 'after')::uuid, p_limit) loop
     v_seen := v_seen + 1;
     v_last := v_agent.agent_id;
-    v_refusal := dispatcher.list_agent(p_sweeper, v_agent.agent_id, v_agent.agent_slug, v_agent.oldest, v_since);
-    v_listed := v_listed + (v_refusal is null)::integer;
-    v_skipped := v_skipped || coalesce(v_refusal, '[]'::jsonb);
+    v_refusal := dispatcher.refusal_at_sweep(p_sweeper, v_agent.agent_id, v_agent.agent_slug);
+    if v_refusal is null then
+      v_ready := v_ready || v_agent.agent_id;
+      v_oldest := v_oldest || v_agent.oldest;
+    else
+      v_skipped := v_skipped || v_refusal;
+    end if;
   end loop;
-  return jsonb_build_object('count', v_listed, 'skipped', v_skipped, 'again', v_seen >= p_limit,
-                            'cursor', jsonb_build_object('after', v_last, 'since', v_since));
+  v_listed := dispatcher.list_agents(p_sweeper, v_ready, v_oldest, v_since);
+  return jsonb_build_object(
+    'count', cardinality(v_listed), 'again', v_seen >= p_limit, 'cursor', jsonb_build_object('after', v_last, 'since', v_since),
+    'skipped', v_skipped || coalesce((select jsonb_agg(dispatcher.busy_agent(ready.id)) from unnest(v_ready) as ready (id)
+                                       where ready.id <> all (v_listed)), '[]'));
 end
 $$;
 comment on function dispatcher.fill_waitlist(dispatcher.claimant, jsonb, integer) is

@@ -746,7 +746,7 @@ as $expected$
     ('function', 'dispatcher.faults_of_route(uuid,text,text,integer,integer,integer)', '7698559a435c1d26fc0d7512b5542f34', null),
     ('function', 'dispatcher.faults_of_tenant(uuid)', '5005a898e4842e81614841fea777ca0b', null),
     ('function', 'dispatcher.faults_of_text(text,text,integer,boolean)', '78c635e928605be2a6ee0b8e31efc71b', null),
-    ('function', 'dispatcher.fill_waitlist(dispatcher.claimant,jsonb,integer)', 'ba06f4402a2af44398e8fb61b27e55ba', null),
+    ('function', 'dispatcher.fill_waitlist(dispatcher.claimant,jsonb,integer)', 'd4e601717ac47addef030e135b744e9e', null),
     ('function', 'dispatcher.find_gateway(uuid,text)', 'a7aca93d14841645697bddefb36b2002', null),
     ('function', 'dispatcher.find_inbox_agent(uuid,text)', '799733307388487d8fd377fea188e169', null),
     ('function', 'dispatcher.find_posted_item(uuid,uuid,text,text[])', '000250dde64400ad1b9d2eabefefcb9e', null),
@@ -812,7 +812,7 @@ as $expected$
     ('function', 'dispatcher.lease_due_items(uuid,uuid,integer,integer,uuid,uuid)', 'af72ca3ff8f7f74e0ab7bdf0503b44ae', null),
     ('function', 'dispatcher.lease_one_inbox_item(uuid,integer,uuid,uuid)', 'd7f2138c7d231339135be0877b9beda0', null),
     ('function', 'dispatcher.leave_waitlist(uuid)', 'e5405dcaa52f1d148f7ba27a4407a3dd', null),
-    ('function', 'dispatcher.list_agent(dispatcher.claimant,uuid,text,timestamp with time zone,timestamp with time zone)', '0c5114d5d9d335a1ad72c8205abfa498', null),
+    ('function', 'dispatcher.list_agents(dispatcher.claimant,uuid[],timestamp with time zone[],timestamp with time zone)', '70688ba3a756ee160541b3c3e06cdb94', null),
     ('function', 'dispatcher.live_wakes_of_gateway(uuid)', '9dd2905857e32447d8d336877b1017ed', null),
     ('function', 'dispatcher.lock_agent(dispatcher.claimant,uuid)', '9025aa7a8c313bf0a15de7a84dead519', null),
     ('function', 'dispatcher.lock_budget(uuid,text,text,text,uuid)', '6d1f74f0ce624dae2e199f109f2b0775', null),
@@ -862,6 +862,7 @@ as $expected$
     ('function', 'dispatcher.record_budget_event(uuid,dispatcher.evaluated_budget,text,uuid[])', '8596a5647e5c4bc10daaf3f59fab46b7', null),
     ('function', 'dispatcher.record_workflow_transition()', 'e2a45dbd3794e9c4169152da764d2a1f', null),
     ('function', 'dispatcher.refusal(uuid,text,text,double precision,integer)', '5a47fc2218ca91b975d00e9c61b388c5', null),
+    ('function', 'dispatcher.refusal_at_sweep(dispatcher.claimant,uuid,text)', '0948ea7b28e8b2dfabd8bcb87a5d0e10', null),
     ('function', 'dispatcher.refuse_claim(public.workflow_runs,text)', 'cbec18e64144b76912c88df5804f45f9', null),
     ('function', 'dispatcher.refuse_post(uuid,uuid,text,jsonb,text)', '666d1a1bc9e119a0af478ab90a4da815', null),
     ('function', 'dispatcher.refuse_respawn(uuid,text,uuid,text)', '115f576a88193fb94c78404f930db0a3', null),
@@ -1208,8 +1209,8 @@ create or replace function public.dispatcher_schema() returns jsonb
 language sql stable set search_path = ''
 as $$
   select jsonb_build_object(
-    'revision', 29,
-    'fingerprint', 'c8460fb31a18676f506647be0fed3841a54743c09563dfd1dc7a8b3bee32e9aa',
+    'revision', 30,
+    'fingerprint', '6728a8032cc23d3f5b2a095b0a3ad65560e1449605df599b5831a0061a35afd4',
     'drift', coalesce(jsonb_agg(drift.kind || ' ' || drift.name || ' ' || drift.problem), '[]'))
   from (select * from dispatcher.schema_drift() limit 20) as drift
 $$;

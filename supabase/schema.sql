@@ -225,13 +225,16 @@ CREATE FUNCTION dispatcher.add_reference_routes(p_tenant_id uuid) RETURNS jsonb
   with seeded as (
     insert into public.workflow_agent_routing (tenant_id, workflow_type, agent_id)
     select p_tenant_id, mapping.workflow_type, mapping.agent_id from (values
-      ('citation-improvement', 'affiliate-editorial'), ('affiliate-article', 'affiliate-editorial'), ('code-change', 'code-change'),
-      ('image-generation', 'comfyui-image-agent'), ('qa-review', 'qa-review'), ('incident-investigation', 'incident-investigation'),
+      ('citation-improvement', 'affiliate-editorial'), ('affiliate-article', 'affiliate-editorial'),
+          ('code-change', 'code-change'),
+      ('image-generation', 'comfyui-image-agent'), ('qa-review', 'qa-review'),
+          ('incident-investigation', 'incident-investigation'),
       ('system-improvement-scan', 'main'), ('improvement-suggestion', 'coder')) as mapping (workflow_type, agent_id)
     on conflict (tenant_id, workflow_type) do nothing
     returning workflow_type, agent_id)
   select jsonb_build_object('applied', true, 'code', 'ok', 'seeded', count(*), 'routes',
-           coalesce(jsonb_agg(jsonb_build_object('workflow_type', workflow_type, 'agent_id', agent_id) order by workflow_type), '[]'))
+           coalesce(jsonb_agg(jsonb_build_object('workflow_type', workflow_type, 'agent_id', agent_id)
+               order by workflow_type), '[]'))
     from seeded
 $$;
 
@@ -261,7 +264,8 @@ CREATE FUNCTION dispatcher.agents_of_operator(p_tenant_id uuid, p_gateway_id uui
     SET search_path TO ''
     AS $$
   select id from public.agents
-   where tenant_id = p_tenant_id and gateway_id = p_gateway_id and (p_agent is null or slug = p_agent or id::text = p_agent)
+   where tenant_id = p_tenant_id and gateway_id = p_gateway_id
+     and (p_agent is null or slug = p_agent or id::text = p_agent)
 $$;
 
 COMMENT ON FUNCTION dispatcher.agents_of_operator(p_tenant_id uuid, p_gateway_id uuid, p_agent text) IS 'The agents of a gateway an operator speaks of: one by slug or id, or all.';
@@ -275,9 +279,11 @@ CREATE FUNCTION dispatcher.agents_to_settle(p_sweeper dispatcher.claimant, p_lim
      and state.consecutive_failures >= (p_sweeper.settings).max_consecutive_failures
      and (state.stalled_at is null
           or exists (select from public.agent_inbox_items as item
-                     where item.agent_id = state.agent_id and item.status = 'pending' and item.attempt_count < item.max_attempts))
+                     where item.agent_id = state.agent_id and item.status = 'pending'
+                       and item.attempt_count < item.max_attempts))
      -- What came from outside since the last end has ended the stall.
-     and (dispatcher.read_gate_facts(state.agent_id, p_sweeper.settings)).failures >= (p_sweeper.settings).max_consecutive_failures
+     and (dispatcher.read_gate_facts(state.agent_id,
+         p_sweeper.settings)).failures >= (p_sweeper.settings).max_consecutive_failures
    order by state.agent_id limit p_limit
 $$;
 
@@ -289,11 +295,14 @@ CREATE FUNCTION dispatcher.agents_with_work(p_sweeper dispatcher.claimant, p_aft
     AS $$
   select agent.id, agent.slug, oldest.created_at from public.agents as agent
    cross join lateral (select due.created_at from dispatcher.inbox_due as due
-                        where due.agent_id = agent.id and due.tenant_id = agent.tenant_id order by due.created_at limit 1) as oldest
+                        where due.agent_id = agent.id and due.tenant_id = agent.tenant_id order by due.created_at
+                            limit 1) as oldest
    where agent.gateway_id = p_sweeper.gateway_id and agent.tenant_id = p_sweeper.tenant_id
      and (p_after is null or agent.id > p_after)
-     and not exists (select from public.agent_wake_state as state where state.agent_id = agent.id and state.waitlisted_at is not null)
-     and not exists (select from public.agent_wakes as wake where wake.agent_id = agent.id and wake.state in ('starting', 'running'))
+     and not exists (select from public.agent_wake_state as state where state.agent_id = agent.id
+     and state.waitlisted_at is not null)
+     and not exists (select from public.agent_wakes as wake where wake.agent_id = agent.id
+     and wake.state in ('starting', 'running'))
    order by agent.id limit p_limit
 $$;
 
@@ -308,20 +317,25 @@ declare
 begin
   case p_report ->> 'report'
     when 'started' then
-      v_answer := dispatcher.start_wake((p_report ->> 'wake_id')::uuid, (p_report ->> 'claim_token')::uuid, left(p_report ->> 'host_id', 500),
-                                        (p_report ->> 'pid')::integer, (p_report ->> 'pid_started_at')::double precision);
+      v_answer := dispatcher.start_wake((p_report ->> 'wake_id')::uuid, (p_report ->> 'claim_token')::uuid,
+          left(p_report ->> 'host_id', 500),
+                                        (p_report ->> 'pid')::integer,
+                                            (p_report ->> 'pid_started_at')::double precision);
     when 'ended' then
-      v_answer := dispatcher.end_wake((p_report ->> 'wake_id')::uuid, (p_report ->> 'claim_token')::uuid, p_report ->> 'ending',
+      v_answer := dispatcher.end_wake((p_report ->> 'wake_id')::uuid, (p_report ->> 'claim_token')::uuid,
+          p_report ->> 'ending',
                                       (p_report ->> 'exit_code')::integer, p_report ->> 'error');
     else
-      v_answer := jsonb_build_object('wake_id', p_report ->> 'wake_id', 'applied', false, 'code', 'invalid', 'error', 'unknown report');
+      v_answer := jsonb_build_object('wake_id', p_report ->> 'wake_id', 'applied', false, 'code', 'invalid', 'error',
+          'unknown report');
   end case;
   return v_answer;
 exception when lock_not_available then
   return jsonb_build_object('wake_id', p_report ->> 'wake_id', 'applied', false, 'code', 'busy');
 when others then
   if dispatcher.must_abort(sqlstate) then raise; end if;
-  return jsonb_build_object('wake_id', p_report ->> 'wake_id', 'applied', false, 'code', 'error', 'error', left(sqlerrm, 500), 'error_code', sqlstate);
+  return jsonb_build_object('wake_id', p_report ->> 'wake_id', 'applied', false, 'code', 'error', 'error',
+      left(sqlerrm, 500), 'error_code', sqlstate);
 end
 $$;
 
@@ -334,7 +348,8 @@ CREATE FUNCTION dispatcher.audit_workflow_action(p_tenant_id uuid, p_actor text,
     AS $$
 begin
   insert into public.workflow_audit_log (tenant_id, actor, action, class, severity, target, before, after, allowed)
-  values (p_tenant_id, coalesce(nullif(left(p_actor, 300), ''), 'unknown'), p_action, 'intervention', 'warning', p_target,
+  values (p_tenant_id, coalesce(nullif(left(p_actor, 300), ''), 'unknown'), p_action, 'intervention', 'warning',
+      p_target,
           p_before, p_after, p_allowed);
   perform dispatcher.settle_constraints('public.workflow_audit_log');
 exception when others then
@@ -403,7 +418,8 @@ begin
   update public.workflow_claims as claim
      set cost_usd = coalesce((v_usage ->> 'cost_usd')::numeric, cost_usd),
          tokens = case when v_usage ?| array['input_tokens', 'output_tokens']
-                       then dispatcher.known_tokens((v_usage ->> 'input_tokens')::bigint, (v_usage ->> 'output_tokens')::bigint)
+                       then dispatcher.known_tokens((v_usage ->> 'input_tokens')::bigint,
+                           (v_usage ->> 'output_tokens')::bigint)
                        else tokens end,
          accounted_at = coalesce(accounted_at, now())
    where claim.claim_token = (select lost.claim_token from public.workflow_claims as lost
@@ -561,7 +577,8 @@ COMMENT ON FUNCTION dispatcher.broadcast_hints_available() IS 'Whether an insert
 CREATE FUNCTION dispatcher.broken_budgets(p_budgets dispatcher.evaluated_budget[]) RETURNS text
     LANGUAGE sql STABLE
     SET search_path TO ''
-    AS $$ select left(string_agg(format('%s: %s', b.name, b.error), '; '), 500) from unnest(p_budgets) as b where b.error is not null $$;
+    AS $$ select left(string_agg(format('%s: %s', b.name, b.error), '; '), 500) from unnest(p_budgets) as b
+    where b.error is not null $$;
 
 COMMENT ON FUNCTION dispatcher.broken_budgets(p_budgets dispatcher.evaluated_budget[]) IS 'The budgets that cannot be evaluated, each with its error; NULL when all can.';
 
@@ -595,10 +612,13 @@ CREATE FUNCTION dispatcher.budget_frame(p_budget dispatcher.evaluated_budget, p_
     SET search_path TO ''
     AS $$
   select jsonb_build_object(
-    'id', concat_ws(':', p_budget.id, p_budget.period_key, p_kind), 'budget_id', p_budget.id, 'budget_name', p_budget.name,
-    'scope', p_budget.scope, 'scope_id', p_budget.scope_id, 'period', p_budget.period, 'period_key', p_budget.period_key,
+    'id', concat_ws(':', p_budget.id, p_budget.period_key, p_kind), 'budget_id', p_budget.id, 'budget_name',
+        p_budget.name,
+    'scope', p_budget.scope, 'scope_id', p_budget.scope_id, 'period', p_budget.period, 'period_key',
+        p_budget.period_key,
     'event_kind', p_kind, 'action', p_budget.action, 'spend_usd', p_budget.settled_usd + p_budget.reserved_usd,
-    'spend_tokens', trunc(p_budget.settled_tokens + p_budget.reserved_tokens), 'cap_usd', p_budget.cap_usd, 'cap_tokens', p_budget.cap_tokens,
+    'spend_tokens', trunc(p_budget.settled_tokens + p_budget.reserved_tokens), 'cap_usd', p_budget.cap_usd,
+        'cap_tokens', p_budget.cap_tokens,
     'message', format('Budget %s (%s) %s', p_budget.name, p_budget.period_key,
       case p_kind when 'recovered' then 'has recovered: a new period began' when 'warned' then 'is over its cap'
                   when 'paused' then 'holds new runs' else 'has stopped its runs' end),
@@ -613,7 +633,8 @@ CREATE FUNCTION dispatcher.budget_periods(p_tenant_id uuid, p_now timestamp with
     AS $$
 begin
   for period, timezone in
-    select distinct budget.period, budget.timezone from public.budgets as budget where budget.tenant_id = p_tenant_id and budget.active
+    select distinct budget.period, budget.timezone from public.budgets as budget where budget.tenant_id = p_tenant_id
+        and budget.active
   loop
     begin
       error := null;
@@ -639,14 +660,17 @@ CREATE FUNCTION dispatcher.budget_verdict(p_budgets dispatcher.evaluated_budget[
     select b.id, b.action, b.error is not null as is_broken, b.fail_closed,
            case when b.cap_usd is not null then b.settled_usd else b.settled_tokens end as settled,
            case when b.cap_usd is not null then b.reserved_usd else b.reserved_tokens end as reserved,
-           case when b.cap_usd is not null then p_usd else p_tokens end as one_more, coalesce(b.cap_usd, b.cap_tokens) as cap
+           case when b.cap_usd is not null then p_usd else p_tokens end as one_more,
+               coalesce(b.cap_usd, b.cap_tokens) as cap
       from unnest(p_budgets) as b
-     where case b.scope when 'fleet' then true when 'agent' then b.scope_id = p_agent_id when 'department' then b.scope_id = p_department_id
+     where case b.scope when 'fleet' then true when 'agent' then b.scope_id = p_agent_id when 'department'
+         then b.scope_id = p_department_id
                         else b.scope_id = p_workflow_type end
   ), ranked as (
     select hit.id, case when is_broken then case when fail_closed then 2 else 0 end
                         when action = 'hard_stop' and settled >= cap then 3
-                        when action <> 'warn' and (settled + reserved >= cap or settled + reserved + one_more > cap) then 2
+                        when action <> 'warn' and (settled + reserved >= cap or settled + reserved + one_more > cap)
+                            then 2
                         when settled + reserved >= cap then 1 else 0 end as weight
       from hit
   )
@@ -663,13 +687,16 @@ CREATE FUNCTION dispatcher.budgets_named(p_tenant_id uuid, p_budget text, OUT ac
     SET search_path TO ''
     AS $$
   with named as (
-    select budget.* from public.budgets as budget where budget.tenant_id = p_tenant_id and p_budget in (budget.id::text, budget.name)
+    select budget.* from public.budgets as budget where budget.tenant_id = p_tenant_id
+        and p_budget in (budget.id::text, budget.name)
   )
-  select coalesce(jsonb_agg(jsonb_build_object('id', named.id, 'name', named.name, 'scope', named.scope, 'scope_id', named.scope_id,
+  select coalesce(jsonb_agg(jsonb_build_object('id', named.id, 'name', named.name, 'scope', named.scope, 'scope_id',
+      named.scope_id,
                                                'period', named.period)
                             order by named.created_at, named.id) filter (where named.active), '[]'), count(*) > 0
     from named
-   where named.id::text = p_budget or not exists (select from named as same where same.id::text = p_budget)  -- what is an id is no name
+   -- what is an id is no name
+   where named.id::text = p_budget or not exists (select from named as same where same.id::text = p_budget)
 $$;
 
 COMMENT ON FUNCTION dispatcher.budgets_named(p_tenant_id uuid, p_budget text, OUT active jsonb, OUT is_known boolean) IS 'The active budgets of an id or name, and whether there are any at all.';
@@ -677,7 +704,8 @@ COMMENT ON FUNCTION dispatcher.budgets_named(p_tenant_id uuid, p_budget text, OU
 CREATE FUNCTION dispatcher.busy_agent(p_agent_id uuid) RETURNS jsonb
     LANGUAGE sql STABLE
     SET search_path TO ''
-    AS $$ select dispatcher.refusal(p_agent_id, (select agent.slug from public.agents as agent where agent.id = p_agent_id), 'busy', 1) $$;
+    AS $$ select dispatcher.refusal(p_agent_id, (select agent.slug from public.agents as agent
+    where agent.id = p_agent_id), 'busy', 1) $$;
 
 COMMENT ON FUNCTION dispatcher.busy_agent(p_agent_id uuid) IS 'The refusal of an agent of which another session holds a row.';
 
@@ -694,13 +722,16 @@ CREATE FUNCTION dispatcher.chained_items(p_sweeper dispatcher.claimant, p_limit 
     AS $$
 begin
   return query
-    -- From the few deep origins to their items, and not the other way: no statistics may turn this into a look at every item.
+    -- From the few deep origins to their items, and not the other way: no statistics may turn this into a look at every
+    -- item.
     with deep as materialized (
       select origin.item_id, origin.chain_depth from public.inbox_item_origins as origin
-       where origin.tenant_id = p_sweeper.tenant_id and origin.chain_depth >= dispatcher.wake_chain_limit(p_sweeper.settings))
+       where origin.tenant_id = p_sweeper.tenant_id
+         and origin.chain_depth >= dispatcher.wake_chain_limit(p_sweeper.settings))
     select agent.id, item.id, deep.chain_depth
       from deep
-      join public.agent_inbox_items as item on item.id = deep.item_id and item.status in ('pending', 'failed') and item.attempt_count < item.max_attempts
+      join public.agent_inbox_items as item on item.id = deep.item_id and item.status in ('pending', 'failed')
+          and item.attempt_count < item.max_attempts
       join public.agents as agent on agent.id = item.agent_id and agent.tenant_id = item.tenant_id
      where agent.gateway_id = p_sweeper.gateway_id and agent.tenant_id = p_sweeper.tenant_id
      limit p_limit;
@@ -720,8 +751,10 @@ begin
   -- Whoever did not get a slot now waits for one.
   with queued as (
     select state.agent_id from public.agent_wake_state as state join public.agents as agent on agent.id = state.agent_id
-     where agent.gateway_id = p_sweeper.gateway_id and state.waitlist_path = 'sweep' limit 500 for update of state skip locked)
-  update public.agent_wake_state as state set waitlist_path = 'waitlist' from queued where state.agent_id = queued.agent_id;
+     where agent.gateway_id = p_sweeper.gateway_id and state.waitlist_path = 'sweep' limit 500
+         for update of state skip locked)
+  update public.agent_wake_state as state set waitlist_path = 'waitlist' from queued
+      where state.agent_id = queued.agent_id;
   get diagnostics v_queued = row_count;
   return jsonb_build_object('count', jsonb_array_length(v_claims), 'claims', v_claims, 'queued', v_queued, 'waiting',
     (select count(*) from public.agent_wake_state as state join public.agents as agent on agent.id = state.agent_id
@@ -757,7 +790,8 @@ begin
     if v_state.waitlisted_at is not null then
       perform dispatcher.leave_waitlist(p_agent_id);
     end if;
-    return dispatcher.refusal(p_agent_id, v_agent.slug, v_gates.blocked[1], dispatcher.seconds_until(v_gates.retry_at), v_facts.failures);
+    return dispatcher.refusal(p_agent_id, v_agent.slug, v_gates.blocked[1], dispatcher.seconds_until(v_gates.retry_at),
+        v_facts.failures);
   end if;
   if v_facts.live_on_gateway >= (p_claimant.settings).max_concurrent_wakes then
     perform dispatcher.join_waitlist(p_agent_id, 'waitlist', now(), v_facts.oldest_due);
@@ -795,17 +829,21 @@ begin
   if v_answer is not null then
     return v_answer;
   end if;
-  select '-infinity'::timestamptz as waitlisted_at, '-infinity'::timestamptz as waiting_since, '00000000-0000-0000-0000-000000000000'::uuid as agent_id
+  select '-infinity'::timestamptz as waitlisted_at, '-infinity'::timestamptz as waiting_since,
+      '00000000-0000-0000-0000-000000000000'::uuid as agent_id
     into v_last;
   -- In pages: the plan then walks the index of the waitlist instead of sorting all of it for one free slot.
   loop
     v_seen := 0;
     for v_waiting in
-      select state.agent_id, state.waitlist_path, state.waitlisted_at, coalesce(state.waiting_since, 'infinity') as waiting_since
+      select state.agent_id, state.waitlist_path, state.waitlisted_at,
+          coalesce(state.waiting_since, 'infinity') as waiting_since
         from public.agent_wake_state as state
         join public.agents as agent on agent.id = state.agent_id
-       where state.waitlisted_at is not null and agent.gateway_id = v_claimant.gateway_id and agent.tenant_id = v_claimant.tenant_id
-         and (state.waitlisted_at, coalesce(state.waiting_since, 'infinity'), state.agent_id) > (v_last.waitlisted_at, v_last.waiting_since, v_last.agent_id)
+       where state.waitlisted_at is not null and agent.gateway_id = v_claimant.gateway_id
+         and agent.tenant_id = v_claimant.tenant_id
+         and (state.waitlisted_at, coalesce(state.waiting_since, 'infinity'), state.agent_id) > (v_last.waitlisted_at,
+             v_last.waiting_since, v_last.agent_id)
        order by state.waitlisted_at, coalesce(state.waiting_since, 'infinity'), state.agent_id limit v_page
     loop
       v_seen := v_seen + 1;
@@ -838,7 +876,8 @@ CREATE FUNCTION dispatcher.claimed_answer(p_code text, p_run public.workflow_run
     SET search_path TO ''
     AS $$
   select dispatcher.workflow_answer(p_code, p_run)
-         || jsonb_build_object('claim_token', p_run.claim_token, 'deadline_in', dispatcher.seconds_until(p_run.deadline_at))
+         || jsonb_build_object('claim_token', p_run.claim_token, 'deadline_in',
+             dispatcher.seconds_until(p_run.deadline_at))
 $$;
 
 COMMENT ON FUNCTION dispatcher.claimed_answer(p_code text, p_run public.workflow_runs) IS 'The answer to who holds a run now, with its fence; deadline_in (s) is NULL when the deadline is no known time.';
@@ -867,12 +906,14 @@ begin
            when item.attempt_count >= item.max_attempts then 'dead_letter'
            else 'failed'
          end::public.inbox_item_status,
-         attempt_count = case when p_outcome = 'released' then greatest(item.attempt_count - 1, 0) else item.attempt_count end,
+         attempt_count = case when p_outcome = 'released' then greatest(item.attempt_count - 1, 0)
+             else item.attempt_count end,
          leased_until = null,
          completed_at = case when p_outcome = 'done' then v_now else item.completed_at end,
          failed_at = case when p_outcome = 'failed' then v_now else item.failed_at end,
          context = case when p_outcome = 'failed'
-                        then dispatcher.merge_inbox_context(item.context, jsonb_build_object('last_failure_reason', p_reason))
+                        then dispatcher.merge_inbox_context(item.context,
+                            jsonb_build_object('last_failure_reason', p_reason))
                         else item.context end,
          updated_at = v_now
    where item.id = p_item_id
@@ -881,7 +922,8 @@ begin
      set closed_at = v_now, outcome = case when p_outcome = 'failed' then v_item.status::text else p_outcome end
    where lease.item_id = p_item_id;
   if v_item.status = 'dead_letter' then
-    perform dispatcher.tell_dead_letters(v_item.agent_id, array[p_item_id], format('Its agent failed it for good: %s', left(p_reason, 500)));
+    perform dispatcher.tell_dead_letters(v_item.agent_id, array[p_item_id],
+        format('Its agent failed it for good: %s', left(p_reason, 500)));
   end if;
 end
 $$;
@@ -901,7 +943,8 @@ begin
   if p_run.status = 'dispatched' then
     p_run.dispatched_at := coalesce(p_run.dispatched_at, now());
     p_run.owner_agent_id := coalesce(p_run.owner_agent_id, p_run.pinned_agent_id,
-      (select agent_id from public.workflow_agent_routing where tenant_id = p_run.tenant_id and workflow_type = p_run.workflow_type));
+      (select agent_id from public.workflow_agent_routing where tenant_id = p_run.tenant_id
+          and workflow_type = p_run.workflow_type));
   end if;
   if p_run.status in ('claimed', 'running') then
     p_run.claimed_at := coalesce(p_run.claimed_at, p_run.started_at, now());
@@ -944,9 +987,11 @@ exception when lock_not_available then
 when others then
   if dispatcher.must_abort(sqlstate) then raise; end if;
   v_error := sqlerrm;
-  return jsonb_build_object('granted', false, 'agent_id', p_claim -> 'agent_id', 'skip_reason', 'error', 'retry_in', null, 'failures', null,
+  return jsonb_build_object('granted', false, 'agent_id', p_claim -> 'agent_id', 'skip_reason', 'error', 'retry_in',
+      null, 'failures', null,
                             'error', left(v_error, 500), 'error_code', sqlstate, 'agent_slug',
-                            (select agent.slug from public.agents as agent where agent.id::text = p_claim ->> 'agent_id'));
+                            (select agent.slug from public.agents as agent
+                                where agent.id::text = p_claim ->> 'agent_id'));
 end
 $$;
 
@@ -1007,9 +1052,11 @@ CREATE FUNCTION dispatcher.depth_of_post(p_wake public.agent_wakes) RETURNS inte
     LANGUAGE sql STABLE
     SET search_path TO ''
     AS $$
-  -- Also deeper than what this wake has leased since its claim: agents that run side by side can pass work to and fro as well.
+  -- Also deeper than what this wake has leased since its claim: agents that run side by side can pass work to and fro
+  -- as well.
   select coalesce(greatest(p_wake.chain_depth, (select max(origin.chain_depth) from public.inbox_item_leases as lease
-                                                  join public.inbox_item_origins as origin on origin.item_id = lease.item_id
+                                                  join public.inbox_item_origins as origin
+                                                    on origin.item_id = lease.item_id
                                                  where lease.wake_id = p_wake.id)) + 1, 0)
 $$;
 
@@ -1024,9 +1071,12 @@ declare
   v_gateways constant uuid[] := dispatcher.held_gateways(p_tick);
   v_types constant text[] := dispatcher.lock_routes(p_tick);
   v_money constant dispatcher.money := dispatcher.read_money(p_tick);
-  v_tight constant dispatcher.evaluated_budget[] := dispatcher.tight_budgets(v_money.budgets, v_money.estimates, v_batch + 500);
-  v_groups constant dispatcher.waiting_group[] := dispatcher.waiting_groups(p_tick.tenant_id, v_money.estimates, v_tight);
-  v_unheld constant dispatcher.waiting_group[] := dispatcher.unheld_groups(v_groups, p_tick.tenant_id, v_types, v_gateways);
+  v_tight constant dispatcher.evaluated_budget[] := dispatcher.tight_budgets(v_money.budgets, v_money.estimates,
+      v_batch + 500);
+  v_groups constant dispatcher.waiting_group[] := dispatcher.waiting_groups(p_tick.tenant_id, v_money.estimates,
+      v_tight);
+  v_unheld constant dispatcher.waiting_group[] := dispatcher.unheld_groups(v_groups, p_tick.tenant_id, v_types,
+      v_gateways);
   v_done jsonb;
   v_held bigint;
   v_told text;
@@ -1034,13 +1084,16 @@ declare
 begin
   perform dispatcher.note_workflow_actor('dispatcher', 'dispatched');
   v_done := dispatcher.hand_out(p_tick.tenant_id, v_unheld, v_tight, v_batch);
-  v_told := dispatcher.tell_of_money(p_tick, v_money, array(select budget_id from dispatcher.holds_of(v_groups, v_done -> 'closed')));
+  v_told := dispatcher.tell_of_money(p_tick, v_money, array(select budget_id
+      from dispatcher.holds_of(v_groups, v_done -> 'closed')));
   select coalesce(sum(g.due), 0) into v_held from unnest(v_groups) as g where g.verdict = 'held' and g.is_open;
   return jsonb_build_object(
-    'dispatched', v_done -> 'dispatched', 'held', v_held + jsonb_array_length(v_done -> 'closed'), 'warned', v_done -> 'warned',
+    'dispatched', v_done -> 'dispatched', 'held', v_held + jsonb_array_length(v_done -> 'closed'), 'warned',
+        v_done -> 'warned',
     'held_by', dispatcher.held_by(v_groups, v_done -> 'closed', v_money.budgets), 'errors', v_done -> 'errors',
     'locked', cardinality(v_groups) - cardinality(v_unheld), 'again', (v_done ->> 'dispatched')::integer >= v_batch,
-    'budget_error', coalesce(v_broken, v_money.error, v_told), 'budgets_open', v_money.error is not null or v_broken is not null);
+    'budget_error', coalesce(v_broken, v_money.error, v_told), 'budgets_open', v_money.error is not null
+        or v_broken is not null);
 end
 $$;
 
@@ -1054,7 +1107,8 @@ begin
   update public.workflow_runs as run
      set status = 'dispatched', owner_agent_id = chosen.agent_id, dispatched_at = now(),
          dispatch_attempts = least(run.dispatch_attempts, 2147483646) + 1, reserved_usd = chosen.usd,
-         reserved_tokens = least(chosen.tokens, 1e18), next_attempt_at = null, blocker_type = null, blocker_description = null
+         reserved_tokens = least(chosen.tokens, 1e18), next_attempt_at = null, blocker_type = null,
+             blocker_description = null
     from unnest(p_runs) as chosen where run.id = chosen.run_id;
   perform dispatcher.owe_notifications(p_runs);
 end
@@ -1094,8 +1148,10 @@ CREATE FUNCTION dispatcher.drop_outdated_notifications(p_tenant_id uuid, p_limit
     SET search_path TO ''
     AS $$
   update public.workflow_notifications set state = 'obsolete', claim_token = null, claimed_until = null
-   where id in (select note.id from public.workflow_notifications as note join public.workflow_runs as run on run.id = note.run_id
-                 where note.tenant_id = p_tenant_id and (note.state = 'pending' or (note.state = 'sending' and note.claimed_until < now()))
+   where id in (select note.id from public.workflow_notifications as note
+       join public.workflow_runs as run on run.id = note.run_id
+                 where note.tenant_id = p_tenant_id and (note.state = 'pending'
+                   or (note.state = 'sending' and note.claimed_until < now()))
                    and (run.status <> 'dispatched' or run.dispatch_attempts <> note.attempt)
                  limit p_limit for update of note skip locked)
 $$;
@@ -1117,7 +1173,8 @@ begin
     loop
       begin
         if v_retired.kind = 'trigger' then
-          execute format('drop trigger %s on %s', split_part(v_retired.name, '.', 3), regexp_replace(v_retired.name, '[.][^.]+$', ''));
+          execute format('drop trigger %s on %s', split_part(v_retired.name, '.', 3),
+              regexp_replace(v_retired.name, '[.][^.]+$', ''));
         else
           execute format('drop %s %s', v_retired.kind, v_retired.name);
         end if;
@@ -1137,10 +1194,12 @@ CREATE FUNCTION dispatcher.due_queue(p_tenant_id uuid) RETURNS TABLE(workflow_ty
     LANGUAGE sql STABLE
     SET search_path TO ''
     AS $$
-  select level.workflow_type, level.pinned_agent_id, sum(level.due)::bigint, min(level.oldest), array_agg(level.priority)
+  select level.workflow_type, level.pinned_agent_id, sum(level.due)::bigint, min(level.oldest),
+      array_agg(level.priority)
     from (select run.workflow_type, run.pinned_agent_id, run.priority, count(*) as due, min(run.queued_at) as oldest
             from public.workflow_runs as run
-           where run.tenant_id = p_tenant_id and run.status = 'queued' and (run.next_attempt_at is null or run.next_attempt_at <= now())
+           where run.tenant_id = p_tenant_id and run.status = 'queued'
+             and (run.next_attempt_at is null or run.next_attempt_at <= now())
            group by run.workflow_type, run.pinned_agent_id, run.priority) as level
    group by level.workflow_type, level.pinned_agent_id
 $$;
@@ -1159,8 +1218,10 @@ declare
   v_failures integer;
   v_dead uuid[];
 begin
-  if p_ending is null or p_ending not in ('exited', 'timed_out', 'interrupted', 'lost', 'spawn_failed', 'item_refused', 'agent_refused') then
-    return jsonb_build_object('wake_id', p_wake_id, 'applied', false, 'code', 'invalid', 'error', format('unknown ending %s', left(p_ending, 100)));
+  if p_ending is null or p_ending not in ('exited', 'timed_out', 'interrupted', 'lost', 'spawn_failed', 'item_refused',
+      'agent_refused') then
+    return jsonb_build_object('wake_id', p_wake_id, 'applied', false, 'code', 'invalid', 'error',
+        format('unknown ending %s', left(p_ending, 100)));
   end if;
   v_locked := dispatcher.lock_wake(p_wake_id);
   v_wake := v_locked.wake;
@@ -1176,15 +1237,18 @@ begin
   end if;
   if v_wake.ended_at is not null then
     -- Whoever asks again did not hear the first answer, and so not when to look at the agent next.
-    return jsonb_build_object('wake_id', p_wake_id, 'applied', false, 'code', 'already', 'state', v_wake.state, 'agent_id', v_wake.agent_id)
+    return jsonb_build_object('wake_id', p_wake_id, 'applied', false, 'code', 'already', 'state', v_wake.state,
+        'agent_id', v_wake.agent_id)
            || dispatcher.wait_for_next_wake(v_wake, v_settings, v_wake.state);
   end if;
   perform set_config('dispatcher.quiet', 'on', true);
   v_state := dispatcher.wake_end_state(v_wake, p_ending, p_exit_code);
-  update public.agent_wakes set state = v_state, ended_at = now(), exit_code = p_exit_code, error = left(p_error, 2000) where id = p_wake_id;
+  update public.agent_wakes set state = v_state, ended_at = now(), exit_code = p_exit_code, error = left(p_error, 2000)
+      where id = p_wake_id;
   update public.agent_wake_state as memory
      set last_ended_at = now(), last_end_state = v_state, updated_at = now(),
-         consecutive_failures = dispatcher.failures_after(memory.consecutive_failures, v_state, p_ending, v_state = 'timed_out'
+         consecutive_failures = dispatcher.failures_after(memory.consecutive_failures, v_state, p_ending,
+             v_state = 'timed_out'
                                   and dispatcher.wake_has_progress(v_wake), v_settings.max_consecutive_failures)
    where memory.agent_id = v_wake.agent_id
   returning memory.consecutive_failures into v_failures;
@@ -1193,10 +1257,13 @@ begin
     perform dispatcher.stamp_items(v_wake, null);
   end if;
   if v_failures >= v_settings.max_consecutive_failures then
-    perform dispatcher.mark_agent_stalled(v_wake.agent_id, case when p_ending = 'agent_refused' then format('It cannot be started: %s', left(p_error, 500)) end);
+    perform dispatcher.mark_agent_stalled(v_wake.agent_id, case when p_ending = 'agent_refused'
+        then format('It cannot be started: %s', left(p_error, 500)) end);
   end if;
-  return jsonb_build_object('wake_id', p_wake_id, 'applied', true, 'code', 'ok', 'state', v_state, 'agent_id', v_wake.agent_id,
-                            'agent_slug', (select slug from public.agents where id = v_wake.agent_id), 'consecutive_failures', v_failures,
+  return jsonb_build_object('wake_id', p_wake_id, 'applied', true, 'code', 'ok', 'state', v_state, 'agent_id',
+      v_wake.agent_id,
+                            'agent_slug', (select slug from public.agents where id = v_wake.agent_id),
+                                'consecutive_failures', v_failures,
                             'dead_letters', to_jsonb(v_dead || dispatcher.dead_letters_of_wake(v_wake, v_dead)))
          || dispatcher.wait_for_next_wake(v_wake, v_settings, v_state);
 end
@@ -1208,7 +1275,8 @@ CREATE FUNCTION dispatcher.end_workflow_claim(p_run public.workflow_runs, p_as t
     LANGUAGE sql
     SET search_path TO ''
     AS $$
-  update public.workflow_claims set ended_at = now(), ended_as = p_as where claim_token = p_run.claim_token and ended_at is null
+  update public.workflow_claims set ended_at = now(), ended_as = p_as where claim_token = p_run.claim_token and ended_at
+      is null
 $$;
 
 COMMENT ON FUNCTION dispatcher.end_workflow_claim(p_run public.workflow_runs, p_as text) IS 'Closes the present claim of a run in the history of claims.';
@@ -1220,9 +1288,11 @@ CREATE FUNCTION dispatcher.ensure_type(p_name text, p_attributes text) RETURNS v
 declare
   v_present text;
 begin
-  select string_agg(attribute.attname || ' ' || format_type(attribute.atttypid, attribute.atttypmod), ', ' order by attribute.attnum) into v_present
+  select string_agg(attribute.attname || ' ' || format_type(attribute.atttypid, attribute.atttypmod), ', '
+      order by attribute.attnum) into v_present
     from pg_catalog.pg_type as type join pg_catalog.pg_attribute as attribute on attribute.attrelid = type.typrelid
-   where type.typnamespace = 'dispatcher'::regnamespace and type.typname = p_name and attribute.attnum > 0 and not attribute.attisdropped;
+   where type.typnamespace = 'dispatcher'::regnamespace and type.typname = p_name and attribute.attnum > 0
+     and not attribute.attisdropped;
   if v_present is not distinct from p_attributes then
     return;
   end if;
@@ -1244,7 +1314,8 @@ declare
 begin
   update public.agent_inbox_items as item
      set status = 'done', completed_at = v_now, leased_until = null, updated_at = v_now,
-         context = dispatcher.merge_inbox_context(item.context, jsonb_build_object('outcome', 'escalated', 'escalation_reason', p_reason))
+         context = dispatcher.merge_inbox_context(item.context,
+             jsonb_build_object('outcome', 'escalated', 'escalation_reason', p_reason))
    where item.id = p_item_id;
   update public.inbox_item_leases as lease set closed_at = v_now, outcome = 'escalated' where lease.item_id = p_item_id;
   perform dispatcher.block_task_of_item(p_item_id, v_now);
@@ -1302,7 +1373,8 @@ begin
            leased_at = null, leased_until = null, updated_at = now(),
            context = dispatcher.merge_inbox_context(item.context, jsonb_build_object('last_failure_reason', p_reason))
      where item.id in (select held.id from public.agent_inbox_items as held
-                        where held.id = any (p_item_ids) and held.agent_id = any (p_agent_ids) and held.status in ('pending', 'failed')
+                        where held.id = any (p_item_ids) and held.agent_id = any (p_agent_ids)
+                          and held.status in ('pending', 'failed')
                         order by held.id limit 500 for update skip locked)
     returning item.id)
   select array_agg(id) into v_ids from expired;
@@ -1324,9 +1396,11 @@ declare
   v_ids constant uuid[] := dispatcher.stale_item_ids(p_sweeper, p_limit);
 begin
   update public.agent_inbox_items as item
-     set status = 'failed', attempt_count = greatest(item.attempt_count, item.max_attempts), failed_at = now(), updated_at = now(),
+     set status = 'failed', attempt_count = greatest(item.attempt_count, item.max_attempts), failed_at = now(),
+         updated_at = now(),
          context = dispatcher.merge_inbox_context(item.context, jsonb_build_object(
-           'last_failure_reason', format('stale: pending for more than %s h', (p_sweeper.settings).stale_item_age_hours)))
+           'last_failure_reason', format('stale: pending for more than %s h',
+               (p_sweeper.settings).stale_item_age_hours)))
    where item.id = any (v_ids);
   return cardinality(v_ids);
 end
@@ -1353,10 +1427,13 @@ CREATE FUNCTION dispatcher.fault_of_orphan(p_run public.workflow_runs, p_claim_t
     LANGUAGE sql STABLE
     SET search_path TO ''
     AS $$
-  select case when p_run.id is null or p_run.status <> 'running' or p_claim_token is null or p_run.claim_token is distinct from p_claim_token
-                or dispatcher.last_heartbeat(p_run) >= now() - make_interval(secs => dispatcher.orphan_after_seconds(p_settings))
+  select case when p_run.id is null or p_run.status <> 'running' or p_claim_token is null
+      or p_run.claim_token is distinct from p_claim_token
+                or dispatcher.last_heartbeat(p_run)
+                     >= now() - make_interval(secs => dispatcher.orphan_after_seconds(p_settings))
               then 'not_an_orphan'
-              when exists (select from public.workflow_respawns where run_id = p_run.id and attempt = p_run.dispatch_attempts)
+              when exists (select from public.workflow_respawns where run_id = p_run.id
+                  and attempt = p_run.dispatch_attempts)
               then 'already_respawned' end
 $$;
 
@@ -1367,15 +1444,22 @@ CREATE FUNCTION dispatcher.faults_of_budget(p_tenant_id uuid, p_name text, p_sco
     SET search_path TO ''
     AS $$
   select dispatcher.faults_of_tenant(p_tenant_id) || dispatcher.faults_of_text('name', p_name, 300, true)
-      || case when p_scope in ('agent', 'department', 'project', 'fleet') then '{}' else array['scope: none of agent, department, project, fleet'] end
-      || case when (p_scope = 'fleet') <> (coalesce(p_scope_id, '') = '') then array['scope_id: needed for every scope but fleet, and only there']
+      || case when p_scope in ('agent', 'department', 'project', 'fleet') then '{}'
+          else array['scope: none of agent, department, project, fleet'] end
+      || case when (p_scope = 'fleet') <> (coalesce(p_scope_id, '') = '')
+          then array['scope_id: needed for every scope but fleet, and only there']
               else dispatcher.faults_of_text('scope_id', p_scope_id, 200, false) end
-      || case when p_period in ('daily', 'weekly', 'monthly') then '{}' else array['period: none of daily, weekly, monthly'] end
-      || case when num_nonnulls(p_cap_usd, p_cap_tokens) = 1 then '{}' else array['cap: exactly one of cap_usd and cap_tokens'] end
-      || case when p_cap_usd < 0 or p_cap_usd = 'NaN' or p_cap_usd >= 99999999.9999995 then array['cap_usd: outside 0 to 99999999'] else '{}' end
+      || case when p_period in ('daily', 'weekly', 'monthly') then '{}'
+          else array['period: none of daily, weekly, monthly'] end
+      || case when num_nonnulls(p_cap_usd, p_cap_tokens) = 1 then '{}'
+          else array['cap: exactly one of cap_usd and cap_tokens'] end
+      || case when p_cap_usd < 0 or p_cap_usd = 'NaN' or p_cap_usd >= 99999999.9999995
+          then array['cap_usd: outside 0 to 99999999'] else '{}' end
       || case when p_cap_tokens < 0 then array['cap_tokens: below 0'] else '{}' end
-      || case when p_action in ('warn', 'pause_new_runs', 'hard_stop') then '{}' else array['action: none of warn, pause_new_runs, hard_stop'] end
-      || case when dispatcher.is_timezone(coalesce(p_timezone, 'UTC')) then '{}' else array['timezone: not a known zone'] end
+      || case when p_action in ('warn', 'pause_new_runs', 'hard_stop') then '{}'
+          else array['action: none of warn, pause_new_runs, hard_stop'] end
+      || case when dispatcher.is_timezone(coalesce(p_timezone, 'UTC')) then '{}'
+          else array['timezone: not a known zone'] end
 $$;
 
 COMMENT ON FUNCTION dispatcher.faults_of_budget(p_tenant_id uuid, p_name text, p_scope text, p_scope_id text, p_period text, p_cap_usd numeric, p_cap_tokens bigint, p_action text, p_timezone text) IS 'What is wrong with a budget that is to be set; empty when nothing is.';
@@ -1384,7 +1468,8 @@ CREATE FUNCTION dispatcher.faults_of_delay(p_seconds double precision, p_not_bef
     LANGUAGE sql IMMUTABLE
     SET search_path TO ''
     AS $$
-  select case when p_seconds < 0 or p_seconds > 315360000 or p_seconds = 'NaN' then array['delay_seconds: outside 0 to 315360000']
+  select case when p_seconds < 0 or p_seconds > 315360000 or p_seconds = 'NaN'
+      then array['delay_seconds: outside 0 to 315360000']
               else '{}' end
          || case when not isfinite(p_not_before) then array['not_before: infinite'] else '{}' end
 $$;
@@ -1395,9 +1480,12 @@ CREATE FUNCTION dispatcher.faults_of_new_run(p_tenant_id uuid, p_workflow_type t
     LANGUAGE sql STABLE
     SET search_path TO ''
     AS $$
-  select dispatcher.faults_of_tenant(p_tenant_id) || dispatcher.faults_of_text('workflow_type', p_workflow_type, 200, true)
-      || dispatcher.faults_of_text('initiator', p_initiator, 500, false) || dispatcher.faults_of_text('task_id', p_task_id, 500, false)
-      || dispatcher.faults_of_text('agent', p_agent, 200, false) || dispatcher.faults_of_text('request_key', p_request_key, 500, false)
+  select dispatcher.faults_of_tenant(p_tenant_id) || dispatcher.faults_of_text('workflow_type', p_workflow_type, 200,
+      true)
+      || dispatcher.faults_of_text('initiator', p_initiator, 500, false)
+          || dispatcher.faults_of_text('task_id', p_task_id, 500, false)
+      || dispatcher.faults_of_text('agent', p_agent, 200, false)
+          || dispatcher.faults_of_text('request_key', p_request_key, 500, false)
       || case when abs(p_priority::bigint) > 1000000 then array['priority: outside -1000000 to 1000000'] else '{}' end
 $$;
 
@@ -1407,7 +1495,8 @@ CREATE FUNCTION dispatcher.faults_of_route(p_tenant_id uuid, p_workflow_type tex
     LANGUAGE sql STABLE
     SET search_path TO ''
     AS $$
-  select dispatcher.faults_of_tenant(p_tenant_id) || dispatcher.faults_of_text('workflow_type', p_workflow_type, 200, true)
+  select dispatcher.faults_of_tenant(p_tenant_id) || dispatcher.faults_of_text('workflow_type', p_workflow_type, 200,
+      true)
       || dispatcher.faults_of_text('agent', p_agent, 200, true)
       || case when abs(p_priority::bigint) > 1000000 then array['priority: outside -1000000 to 1000000'] else '{}' end
       || case when p_max_concurrent < 0 then array['max_concurrent: below 0'] else '{}' end
@@ -1420,7 +1509,8 @@ CREATE FUNCTION dispatcher.faults_of_tenant(p_tenant_id uuid) RETURNS text[]
     LANGUAGE sql STABLE
     SET search_path TO ''
     AS $$
-  select case when exists (select from public.tenants where id = p_tenant_id) then '{}'::text[] else array['tenant_id: unknown'] end
+  select case when exists (select from public.tenants where id = p_tenant_id) then '{}'::text[]
+      else array['tenant_id: unknown'] end
 $$;
 
 COMMENT ON FUNCTION dispatcher.faults_of_tenant(p_tenant_id uuid) IS 'A tenant that does not exist is a fault.';
@@ -1431,7 +1521,8 @@ CREATE FUNCTION dispatcher.faults_of_text(p_name text, p_value text, p_longest i
     AS $$
   select case when p_is_needed and coalesce(btrim(p_value), '') = '' then array[p_name || ': empty']
               when length(p_value) > p_longest
-              then array[format('%s: must be %s to %s characters', p_name, p_is_needed::integer, p_longest)] else '{}' end
+              then array[format('%s: must be %s to %s characters', p_name, p_is_needed::integer, p_longest)]
+                  else '{}' end
 $$;
 
 COMMENT ON FUNCTION dispatcher.faults_of_text(p_name text, p_value text, p_longest integer, p_is_needed boolean) IS 'What is wrong with a text argument, if anything.';
@@ -1441,7 +1532,8 @@ CREATE FUNCTION dispatcher.fill_waitlist(p_sweeper dispatcher.claimant, p_cursor
     SET search_path TO ''
     AS $$
 declare
-  -- All pages of one sweep carry the time of its first: agents wait in the order of their oldest items, whatever the page.
+  -- All pages of one sweep carry the time of its first: agents wait in the order of their oldest items, whatever the
+  -- page.
   v_since constant timestamptz := coalesce((p_cursor ->> 'since')::timestamptz, now());
   v_agent record;
   v_refusal jsonb;
@@ -1465,8 +1557,10 @@ begin
   end loop;
   v_listed := dispatcher.list_agents(p_sweeper, v_ready, v_oldest, v_since);
   return jsonb_build_object(
-    'count', cardinality(v_listed), 'again', v_seen >= p_limit, 'cursor', jsonb_build_object('after', v_last, 'since', v_since),
-    'skipped', v_skipped || coalesce((select jsonb_agg(dispatcher.busy_agent(ready.id)) from unnest(v_ready) as ready (id)
+    'count', cardinality(v_listed), 'again', v_seen >= p_limit, 'cursor',
+        jsonb_build_object('after', v_last, 'since', v_since),
+    'skipped', v_skipped || coalesce((select jsonb_agg(dispatcher.busy_agent(ready.id))
+        from unnest(v_ready) as ready (id)
                                        where ready.id <> all (v_listed)), '[]'));
 end
 $$;
@@ -1519,7 +1613,8 @@ CREATE FUNCTION dispatcher.find_posted_item(p_tenant_id uuid, p_sender_id uuid, 
    where origin.tenant_id = p_tenant_id and origin.from_agent_id = p_sender_id
      and (origin.request_key = p_request_key
           or (origin.content_key = any (p_content_keys)
-              and (item.status in ('pending', 'leased') or (item.status = 'failed' and item.attempt_count < item.max_attempts))))
+              and (item.status in ('pending', 'leased') or (item.status = 'failed'
+              and item.attempt_count < item.max_attempts))))
    order by origin.request_key is not distinct from p_request_key desc, origin.created_at
    limit 1
 $$;
@@ -1535,7 +1630,8 @@ CREATE FUNCTION dispatcher.find_sender_wake(p_agent_id uuid, p_wake_id uuid) RET
       where wake.id = p_wake_id and wake.agent_id = p_agent_id
         and (wake.ended_at is null or wake.ended_at > clock_timestamp() - interval '24 hours'))
     union all
-    (select 2, latest.* from (select wake.* from public.agent_wakes as wake where wake.agent_id = p_agent_id order by wake.claimed_at desc limit 1) as latest
+    (select 2, latest.* from (select wake.* from public.agent_wakes as wake where wake.agent_id = p_agent_id
+        order by wake.claimed_at desc limit 1) as latest
       where latest.ended_at is null or latest.ended_at > clock_timestamp() - interval '10 minutes')
    ) as found cross join lateral (select wake.* from public.agent_wakes as wake where wake.id = found.id) as known
    order by found.place limit 1
@@ -1553,10 +1649,13 @@ declare
 begin
   update public.workflow_notifications as note
      set state = case when v_is_sent then 'sent' when note.tries >= 12 then 'failed' else 'pending' end,
-         sent_at = case when v_is_sent then now() end, claim_token = null, claimed_until = null, last_error = left(p_result ->> 'error', 1000),
+         sent_at = case when v_is_sent then now() end, claim_token = null, claimed_until = null,
+             last_error = left(p_result ->> 'error', 1000),
          -- Spread, so that what failed together with a Gateway does not come back together.
-         next_try_at = now() + make_interval(secs => least(300, 5 * power(2, least(note.tries, 12) - 1)) * (0.75 + random() / 2))
-   where note.id = (p_result ->> 'id')::uuid and note.claim_token = (p_result ->> 'claim_token')::uuid and note.state = 'sending';
+         next_try_at = now() + make_interval(secs => least(300,
+             5 * power(2, least(note.tries, 12) - 1)) * (0.75 + random() / 2))
+   where note.id = (p_result ->> 'id')::uuid and note.claim_token = (p_result ->> 'claim_token')::uuid
+     and note.state = 'sending';
   get diagnostics v_count = row_count;
   return v_count;
 exception when others then
@@ -1636,7 +1735,8 @@ CREATE FUNCTION dispatcher.forgotten_leases(p_sweeper dispatcher.claimant, p_lim
   select distinct on (wake.id) wake.* from public.inbox_item_leases as lease
     join public.agent_wakes as wake on wake.id = lease.wake_id
     join public.agent_inbox_items as item on item.id = lease.item_id
-   where lease.closed_at is null and wake.gateway_id = p_sweeper.gateway_id and wake.ended_at < now() - interval '5 seconds'
+   where lease.closed_at is null and wake.gateway_id = p_sweeper.gateway_id
+     and wake.ended_at < now() - interval '5 seconds'
      and item.status = 'leased' and item.leased_at = lease.leased_at
    limit p_limit
 $$;
@@ -1651,10 +1751,13 @@ declare
   v_gates record;
   v_reason text;
 begin
-  v_gates := dispatcher.wake_gates(dispatcher.read_gate_facts(p_agent_id, p_claimant.settings), p_claimant.settings, true);
+  v_gates := dispatcher.wake_gates(dispatcher.read_gate_facts(p_agent_id, p_claimant.settings), p_claimant.settings,
+      true);
   select reason into v_reason from unnest(v_gates.blocked) as reason
-   where reason in ('stalled', 'wake_in_flight', 'agent_paused', 'active_lease', 'budget_exceeded', 'daily_limit') limit 1;
-  if v_reason is null and dispatcher.live_wakes_of_gateway(p_claimant.gateway_id) >= (p_claimant.settings).max_concurrent_wakes then
+   where reason in ('stalled', 'wake_in_flight', 'agent_paused', 'active_lease', 'budget_exceeded', 'daily_limit')
+       limit 1;
+  if v_reason is null
+     and dispatcher.live_wakes_of_gateway(p_claimant.gateway_id) >= (p_claimant.settings).max_concurrent_wakes then
     v_reason := 'concurrency_limit';
   end if;
   return v_reason;
@@ -1668,13 +1771,16 @@ CREATE FUNCTION dispatcher.gateway_backlog(p_gateway_id uuid) RETURNS jsonb
     SET search_path TO ''
     AS $$
   select jsonb_build_object(
-           'items', count(*) filter (where not is_paused), 'under_1m', count(*) filter (where not is_paused and age < interval '1 minute'),
+           'items', count(*) filter (where not is_paused), 'under_1m',
+               count(*) filter (where not is_paused and age < interval '1 minute'),
            'under_1h', count(*) filter (where not is_paused and age >= interval '1 minute' and age < interval '1 hour'),
            'over_1h', count(*) filter (where not is_paused and age >= interval '1 hour'),
            'oldest_seconds', round(extract(epoch from max(age) filter (where not is_paused))),
            'waiting_for_paused', count(*) filter (where is_paused))
-    from (select now() - dispatcher.known_time(due.created_at) as age, agent.status in ('paused', 'hibernating') as is_paused
-            from dispatcher.inbox_due as due join public.agents as agent on agent.id = due.agent_id and agent.tenant_id = due.tenant_id
+    from (select now() - dispatcher.known_time(due.created_at) as age,
+        agent.status in ('paused', 'hibernating') as is_paused
+            from dispatcher.inbox_due as due join public.agents as agent on agent.id = due.agent_id
+                and agent.tenant_id = due.tenant_id
            where agent.gateway_id = p_gateway_id) as ages
 $$;
 
@@ -1684,8 +1790,10 @@ CREATE FUNCTION dispatcher.gateway_of_workflow_agent(p_tenant_id uuid, p_agent_i
     LANGUAGE sql STABLE
     SET search_path TO ''
     AS $$
-  select coalesce((select agent.gateway_id from public.agents as agent where agent.tenant_id = p_tenant_id and agent.slug = p_agent_id),
-                  (select (array_agg(gateway.id))[1] from public.gateways as gateway where gateway.tenant_id = p_tenant_id having count(*) = 1))
+  select coalesce((select agent.gateway_id from public.agents as agent where agent.tenant_id = p_tenant_id
+      and agent.slug = p_agent_id),
+                  (select (array_agg(gateway.id))[1] from public.gateways as gateway
+                      where gateway.tenant_id = p_tenant_id having count(*) = 1))
 $$;
 
 COMMENT ON FUNCTION dispatcher.gateway_of_workflow_agent(p_tenant_id uuid, p_agent_id text) IS 'The gateway of an agent by slug; the tenant''s only gateway for an agent without a row; else NULL.';
@@ -1697,13 +1805,17 @@ CREATE FUNCTION dispatcher.give_to_respawn(p_run public.workflow_runs, p_wake pu
 begin
   perform dispatcher.end_workflow_claim(p_run, 'orphaned');
   perform dispatcher.settle_workflow_claim(p_run, 'orphaned');
-  -- A new owner with a new fence and a new account: the session that was lost can change nothing any more, should it come back.
+  -- A new owner with a new fence and a new account: the session that was lost can change nothing any more, should it
+  -- come back.
   update public.workflow_runs
-     set session_id = 'respawn-' || p_wake.id, claim_token = gen_random_uuid(), last_heartbeat_at = now(), wake_id = p_wake.id,
-         reserved_usd = p_usd, reserved_tokens = least(p_tokens, 1e18), cost_estimate = null, input_tokens = null, output_tokens = null,
+     set session_id = 'respawn-' || p_wake.id, claim_token = gen_random_uuid(), last_heartbeat_at = now(),
+         wake_id = p_wake.id,
+         reserved_usd = p_usd, reserved_tokens = least(p_tokens, 1e18), cost_estimate = null, input_tokens = null,
+             output_tokens = null,
          cached_tokens = null, reported_at = null, accounted_at = null
    where id = p_run.id returning * into p_run;
-  insert into public.workflow_claims (claim_token, tenant_id, run_id, workflow_type, agent_id, session_id, attempt, wake_id)
+  insert into public.workflow_claims (claim_token, tenant_id, run_id, workflow_type, agent_id, session_id, attempt,
+      wake_id)
   values (p_run.claim_token, p_run.tenant_id, p_run.id, p_run.workflow_type, p_run.owner_agent_id, p_run.session_id,
           p_run.dispatch_attempts, p_wake.id);
   return p_run;
@@ -1760,11 +1872,13 @@ declare
   v_count integer := 0;
 begin
   for v_agent in
-    select spent.agent_id, array_agg(spent.item_id) as item_ids from dispatcher.spent_items(p_sweeper, p_limit) as spent group by spent.agent_id
+    select spent.agent_id, array_agg(spent.item_id) as item_ids from dispatcher.spent_items(p_sweeper, p_limit) as spent
+        group by spent.agent_id
   loop
     update public.inbox_item_leases set closed_at = now(), outcome = 'dead_letter'
      where item_id in (select lease.item_id from public.inbox_item_leases as lease
-                        where lease.item_id = any (v_agent.item_ids) and lease.closed_at is null for update skip locked);
+                        where lease.item_id = any (v_agent.item_ids) and lease.closed_at is null
+                            for update skip locked);
     v_dead := dispatcher.give_up_items(v_agent.item_ids, v_reason);
     perform dispatcher.tell_dead_letters(v_agent.agent_id, v_dead, v_reason);
     v_count := v_count + cardinality(v_dead);
@@ -1794,7 +1908,8 @@ begin
      or (old.status = any (v_side) and new.status <> all (v_side || array['cancelled'])
          and new.status is distinct from old.paused_from) then
     raise exception 'a run may not go from % to %', old.status, new.status using errcode = 'OD010',
-      detail = format('run %s%s', old.id, case when old.paused_from is not null then ', held since it was ' || old.paused_from else '' end),
+      detail = format('run %s%s', old.id, case when old.paused_from is not null then ', held since it was '
+          || old.paused_from else '' end),
       hint = 'The state table is workflow_run_transitions.';
   end if;
   new.paused_from := case when new.status = any (v_side) then coalesce(old.paused_from, old.status) end;
@@ -1848,26 +1963,31 @@ begin
     continue when coalesce((v_taken ->> v_candidate.workflow_type)::integer, 0) >= v_candidate.slots
                or concat_ws('|', v_candidate.workflow_type, v_candidate.agent_id) = any (v_closed);
     if cardinality(p_budgets) > 0 then
-      v_gate := dispatcher.budget_verdict(p_budgets, v_candidate.agent_id, v_candidate.department_id, v_candidate.workflow_type,
+      v_gate := dispatcher.budget_verdict(p_budgets, v_candidate.agent_id, v_candidate.department_id,
+          v_candidate.workflow_type,
                                           v_candidate.usd, v_candidate.tokens);
       if v_gate.verdict <> 'ok' then
         v_closed := v_closed || concat_ws('|', v_candidate.workflow_type, v_candidate.agent_id);
-        v_holders := v_holders || jsonb_build_object('workflow_type', v_candidate.workflow_type, 'holders', v_gate.holders);
+        v_holders := v_holders || jsonb_build_object('workflow_type', v_candidate.workflow_type, 'holders',
+            v_gate.holders);
         continue;
       end if;
     end if;
     perform from public.workflow_runs where id = v_candidate.run_id and status = 'queued' for update skip locked;
     continue when not found;
-    v_run := row(v_candidate.run_id, v_candidate.agent_id, v_candidate.gateway_id, v_candidate.usd, v_candidate.tokens)::dispatcher.run_choice;
+    v_run := row(v_candidate.run_id, v_candidate.agent_id, v_candidate.gateway_id, v_candidate.usd,
+        v_candidate.tokens)::dispatcher.run_choice;
     if p_one_by_one then
       v_error := dispatcher.try_dispatch(v_run);
       v_errors := v_errors || v_error;
       continue when v_error <> '[]';
     end if;
     v_chosen := v_chosen || v_run;
-    v_taken := v_taken || jsonb_build_object(v_candidate.workflow_type, coalesce((v_taken ->> v_candidate.workflow_type)::integer, 0) + 1);
+    v_taken := v_taken || jsonb_build_object(v_candidate.workflow_type,
+        coalesce((v_taken ->> v_candidate.workflow_type)::integer, 0) + 1);
     if cardinality(p_budgets) > 0 then
-      p_budgets := dispatcher.reserve_in_budgets(p_budgets, v_candidate.agent_id, v_candidate.department_id, v_candidate.workflow_type,
+      p_budgets := dispatcher.reserve_in_budgets(p_budgets, v_candidate.agent_id, v_candidate.department_id,
+          v_candidate.workflow_type,
                                                  v_candidate.usd, v_candidate.tokens);
       v_warned := v_warned + least(v_gate.warned, 1);
     end if;
@@ -1875,7 +1995,8 @@ begin
   if not p_one_by_one and cardinality(v_chosen) > 0 then
     perform dispatcher.dispatch_runs(v_chosen);
   end if;
-  return jsonb_build_object('dispatched', cardinality(v_chosen), 'warned', v_warned, 'closed', v_holders, 'errors', v_errors);
+  return jsonb_build_object('dispatched', cardinality(v_chosen), 'warned', v_warned, 'closed', v_holders, 'errors',
+      v_errors);
 end
 $$;
 
@@ -1887,7 +2008,8 @@ CREATE FUNCTION dispatcher.has_released(p_run public.workflow_runs, p_tenant_id 
     AS $$
   select p_run.status in ('queued', 'dispatched')
      and exists (select from public.workflow_claims
-                  where run_id = p_run_id and tenant_id = p_tenant_id and session_id = p_session and ended_as = 'released'
+                  where run_id = p_run_id and tenant_id = p_tenant_id and session_id = p_session
+                    and ended_as = 'released'
                     and (p_claim_token is null or claim_token = p_claim_token))
 $$;
 
@@ -1912,7 +2034,8 @@ CREATE FUNCTION dispatcher.held_by(p_groups dispatcher.waiting_group[], p_closed
     AS $$
   select coalesce(jsonb_object_agg(held.workflow_type, held.names), '{}')
     from (select hold.workflow_type, jsonb_agg(distinct budget.name) as names
-            from dispatcher.holds_of(p_groups, p_closed) as hold join unnest(p_budgets) as budget on budget.id = hold.budget_id
+            from dispatcher.holds_of(p_groups, p_closed) as hold
+                join unnest(p_budgets) as budget on budget.id = hold.budget_id
            group by hold.workflow_type) as held
 $$;
 
@@ -1922,7 +2045,8 @@ CREATE FUNCTION dispatcher.held_gateways(p_tick dispatcher.tick) RETURNS uuid[]
     LANGUAGE sql
     SET search_path TO ''
     AS $$
-  select array(select gateway.id from public.gateways as gateway where gateway.tenant_id = p_tick.tenant_id for key share skip locked)
+  select array(select gateway.id from public.gateways as gateway
+      where gateway.tenant_id = p_tick.tenant_id for key share skip locked)
 $$;
 
 COMMENT ON FUNCTION dispatcher.held_gateways(p_tick dispatcher.tick) IS 'The gateways of the tenant that nobody changes at this moment, held against it: agents of the others wait for the next pass.';
@@ -1954,7 +2078,8 @@ CREATE FUNCTION dispatcher.hint_budget_change() RETURNS trigger
     SET search_path TO ''
     AS $$
 begin
-  perform dispatcher.send_gateway_hint((select gateway_id from public.agents where id = new.agent_id), 'agent', jsonb_build_object('agent_id', new.agent_id));
+  perform dispatcher.send_gateway_hint((select gateway_id from public.agents where id = new.agent_id), 'agent',
+      jsonb_build_object('agent_id', new.agent_id));
   return null;
 exception when others then
   perform dispatcher.note_fault(new.tenant_id, null, 'hint_budget_change', format('%s (%s)', sqlerrm, sqlstate));
@@ -1971,14 +2096,18 @@ CREATE FUNCTION dispatcher.hint_inbox_insert() RETURNS trigger
 begin
   perform dispatcher.send_gateway_hint(hint.gateway_id, 'inbox',
             jsonb_build_object('agent_id', hint.agent_id, 'item_id', hint.item_ids[1])
-            || case when cardinality(hint.item_ids) > 1 then jsonb_build_object('item_ids', hint.item_ids) else '{}'::jsonb end)
-     from (select agent.gateway_id, agent.id as agent_id, (array_agg(item.id order by item.created_at, item.id))[1:50] as item_ids
-             from new_items as item join public.agents as agent on agent.id = item.agent_id and agent.tenant_id = item.tenant_id
+            || case when cardinality(hint.item_ids) > 1 then jsonb_build_object('item_ids', hint.item_ids)
+                else '{}'::jsonb end)
+     from (select agent.gateway_id, agent.id as agent_id, (array_agg(item.id order by item.created_at,
+         item.id))[1:50] as item_ids
+             from new_items as item join public.agents as agent on agent.id = item.agent_id
+                 and agent.tenant_id = item.tenant_id
             where item.status = 'pending'
             group by agent.gateway_id, agent.id) as hint;
   return null;
 exception when others then
-  perform dispatcher.note_fault((select item.tenant_id from new_items as item limit 1), null, 'hint_inbox_insert', format('%s (%s)', sqlerrm, sqlstate));
+  perform dispatcher.note_fault((select item.tenant_id from new_items as item limit 1), null, 'hint_inbox_insert',
+      format('%s (%s)', sqlerrm, sqlstate));
   return null;
 end
 $$;
@@ -1996,8 +2125,10 @@ begin
     array(select item.id from new_items as item join old_items as before on before.id = item.id
            where item.status = 'done' and before.status <> 'done' and dispatcher.is_signed_in_user()));
   if not dispatcher.is_quiet() then
-    perform dispatcher.send_gateway_hint(hint.gateway_id, 'inbox', jsonb_build_object('agent_id', hint.agent_id, 'item_id', hint.item_id))
-       from (select agent.gateway_id, agent.id as agent_id, (array_agg(item.id order by item.created_at, item.id))[1] as item_id
+    perform dispatcher.send_gateway_hint(hint.gateway_id, 'inbox',
+        jsonb_build_object('agent_id', hint.agent_id, 'item_id', hint.item_id))
+       from (select agent.gateway_id, agent.id as agent_id,
+           (array_agg(item.id order by item.created_at, item.id))[1] as item_id
                from new_items as item
                join old_items as before on before.id = item.id and before.status is distinct from item.status
                join public.agents as agent on agent.id = item.agent_id and agent.tenant_id = item.tenant_id
@@ -2006,7 +2137,8 @@ begin
   end if;
   return null;
 exception when others then
-  perform dispatcher.note_fault((select item.tenant_id from new_items as item limit 1), null, 'hint_inbox_update', format('%s (%s)', sqlerrm, sqlstate));
+  perform dispatcher.note_fault((select item.tenant_id from new_items as item limit 1), null, 'hint_inbox_update',
+      format('%s (%s)', sqlerrm, sqlstate));
   return null;
 end
 $$;
@@ -2035,7 +2167,8 @@ CREATE FUNCTION dispatcher.hint_workflow_daemons(p_tenant_id uuid, p_run_id uuid
 begin
   perform dispatcher.send_gateway_hint(live.gateway_id, 'run', jsonb_build_object('run_id', p_run_id))
      from (select distinct instance.gateway_id from public.dispatcher_instances as instance
-            where instance.tenant_id = p_tenant_id and instance.state = 'running' and not dispatcher.is_instance_silent(instance)
+            where instance.tenant_id = p_tenant_id and instance.state = 'running'
+              and not dispatcher.is_instance_silent(instance)
             limit 20) as live;
 exception when others then
   -- A hint is worth less than the row it speaks of; the next tick finds the row.
@@ -2051,7 +2184,8 @@ CREATE FUNCTION dispatcher.hint_workflow_insert() RETURNS trigger
     AS $$
 begin
   perform dispatcher.hint_workflow_daemons(hint.tenant_id, hint.run_id)
-     from (select tenant_id, (array_agg(id))[1] as run_id from new_runs where status = 'queued' group by tenant_id) as hint;
+     from (select tenant_id, (array_agg(id))[1] as run_id from new_runs where status = 'queued'
+         group by tenant_id) as hint;
   return null;
 exception when others then
   return null;
@@ -2065,7 +2199,8 @@ CREATE FUNCTION dispatcher.hint_workflow_rules() RETURNS trigger
     SET search_path TO ''
     AS $$
 begin
-  perform dispatcher.hint_workflow_daemons(changed.tenant_id, null) from (select distinct tenant_id from new_rules) as changed;
+  perform dispatcher.hint_workflow_daemons(changed.tenant_id, null)
+      from (select distinct tenant_id from new_rules) as changed;
   return null;
 exception when others then
   return null;
@@ -2089,7 +2224,8 @@ begin
               and (run.status = 'queued' or before.wake_id is not null
                    or (coalesce(before.paused_from, before.status) in ('dispatched', 'claimed', 'running')
                        and exists (select from public.workflow_runs as waiting
-                                    where waiting.tenant_id = run.tenant_id and waiting.workflow_type = run.workflow_type
+                                    where waiting.tenant_id = run.tenant_id
+                                      and waiting.workflow_type = run.workflow_type
                                       and waiting.status = 'queued')))
             group by run.tenant_id) as hint;
   return null;
@@ -2108,7 +2244,8 @@ begin
   if jsonb_typeof(p_claim -> 'item_ids') is distinct from 'array' or p_claim -> 'item_ids' = '[]' then
     return '{}';
   end if;
-  return array(select item.value::uuid from jsonb_array_elements_text(p_claim -> 'item_ids') as item where item.value is not null limit 1000);
+  return array(select item.value::uuid from jsonb_array_elements_text(p_claim -> 'item_ids') as item
+      where item.value is not null limit 1000);
 end
 $$;
 
@@ -2118,10 +2255,12 @@ CREATE FUNCTION dispatcher.holds_of(p_groups dispatcher.waiting_group[], p_close
     LANGUAGE sql STABLE
     SET search_path TO ''
     AS $$
-  select g.workflow_type, holder.id from unnest(p_groups) as g cross join lateral unnest(g.holders) as holder (id) where g.is_open
+  select g.workflow_type, holder.id from unnest(p_groups) as g cross join lateral unnest(g.holders) as holder (id)
+      where g.is_open
   union
   select closed.value ->> 'workflow_type', holder.id::uuid
-    from jsonb_array_elements(p_closed) as closed cross join lateral jsonb_array_elements_text(closed.value -> 'holders') as holder (id)
+    from jsonb_array_elements(p_closed) as closed cross
+        join lateral jsonb_array_elements_text(closed.value -> 'holders') as holder (id)
 $$;
 
 COMMENT ON FUNCTION dispatcher.holds_of(p_groups dispatcher.waiting_group[], p_closed jsonb) IS 'Which budgets hold which types, before a pass and since it.';
@@ -2141,7 +2280,8 @@ CREATE FUNCTION dispatcher.inbox_content_key(p_wake_id uuid, p_content text, p_a
     LANGUAGE sql IMMUTABLE PARALLEL SAFE
     SET search_path TO ''
     AS $$
-  select encode(sha256(convert_to(coalesce(p_wake_id::text, floor(extract(epoch from p_at) / 600)::text) || chr(31) || p_content, 'UTF8')), 'hex')
+  select encode(sha256(convert_to(coalesce(p_wake_id::text, floor(extract(epoch from p_at) / 600)::text) || chr(31)
+      || p_content, 'UTF8')), 'hex')
 $$;
 
 COMMENT ON FUNCTION dispatcher.inbox_content_key(p_wake_id uuid, p_content text, p_at timestamp with time zone) IS 'What makes two posts of a sender the same work: the same content within the same wake, outside a wake within the same ten minutes.';
@@ -2162,8 +2302,10 @@ CREATE FUNCTION dispatcher.inbox_items_of_lease(p_agent_id uuid, p_lease_token u
            'lease_token', lease.lease_token,
            'context', case when task.id is null then item.context
                            else jsonb_build_object('task', jsonb_build_object(
-                                  'id', task.id, 'title', task.title, 'description', task.description, 'status', task.status,
-                                  'priority', task.priority, 'tags', task.tags, 'due_date', dispatcher.finite_time(task.due_date)))
+                                  'id', task.id, 'title', task.title, 'description', task.description, 'status',
+                                      task.status,
+                                  'priority', task.priority, 'tags', task.tags, 'due_date',
+                                      dispatcher.finite_time(task.due_date)))
                                 || dispatcher.merge_inbox_context(item.context, '{}') end
          ) order by item.created_at, item.id), '[]'::jsonb)
     from public.agent_inbox_items as item
@@ -2204,16 +2346,20 @@ declare
 begin
   -- One statement: what looks at new items after the insert must already see where they come from.
   with posted as (
-    insert into public.agent_inbox_items (tenant_id, agent_id, agent_slug, event_type, task_id, summary, context, dedup_key)
+    insert into public.agent_inbox_items (tenant_id, agent_id, agent_slug, event_type, task_id, summary, context,
+        dedup_key)
     values (p_origin.tenant_id, p_recipient_id, p_recipient_slug, p_event_type::public.inbox_event_type,
             (select task.id from public.tasks as task
               where task.tenant_id = p_origin.tenant_id
-                and task.id = substring(p_context ->> 'task_id' from '^[0-9a-fA-F]{8}(?:-[0-9a-fA-F]{4}){3}-[0-9a-fA-F]{12}$')::uuid),
+                and task.id = substring(p_context ->> 'task_id'
+                    from '^[0-9a-fA-F]{8}(?:-[0-9a-fA-F]{4}){3}-[0-9a-fA-F]{12}$')::uuid),
             p_summary, p_context, 'handoff:' || gen_random_uuid()::text)
     returning id
   )
-  insert into public.inbox_item_origins (item_id, tenant_id, wake_id, from_agent_id, chain_depth, request_key, content_key)
-  select posted.id, p_origin.tenant_id, p_origin.wake_id, p_origin.from_agent_id, p_origin.chain_depth, p_origin.request_key, p_origin.content_key
+  insert into public.inbox_item_origins (item_id, tenant_id, wake_id, from_agent_id, chain_depth, request_key,
+      content_key)
+  select posted.id, p_origin.tenant_id, p_origin.wake_id, p_origin.from_agent_id, p_origin.chain_depth,
+      p_origin.request_key, p_origin.content_key
     from posted
   returning item_id into v_item_id;
   return v_item_id;
@@ -2264,7 +2410,8 @@ CREATE FUNCTION dispatcher.is_given_up(p_item public.agent_inbox_items) RETURNS 
     AS $$
   select (p_item.status = 'dead_letter' or (p_item.status = 'failed' and p_item.attempt_count >= p_item.max_attempts))
      and not exists (select from public.inbox_item_marks as mark
-                      where mark.item_id = p_item.id and mark.set_aside_as = 'operator' and mark.set_aside_at = p_item.failed_at)
+                      where mark.item_id = p_item.id and mark.set_aside_as = 'operator'
+                        and mark.set_aside_at = p_item.failed_at)
 $$;
 
 COMMENT ON FUNCTION dispatcher.is_given_up(p_item public.agent_inbox_items) IS 'Whether an item was given up: a dead letter, or failed without attempts left (what went stale, what an older daemon gave up). Not what an operator ended.';
@@ -2273,7 +2420,8 @@ CREATE FUNCTION dispatcher.is_in_budget_scope(p_scope text, p_scope_id text, p_a
     LANGUAGE sql IMMUTABLE
     SET search_path TO ''
     AS $$
-  select case p_scope when 'fleet' then true when 'agent' then p_scope_id = p_agent_id when 'department' then p_scope_id = p_department_id
+  select case p_scope when 'fleet' then true when 'agent' then p_scope_id = p_agent_id when 'department'
+      then p_scope_id = p_department_id
                       else p_scope_id = p_workflow_type end is true
 $$;
 
@@ -2309,7 +2457,8 @@ CREATE FUNCTION dispatcher.is_instance_silent(p_instance public.dispatcher_insta
     SET search_path TO ''
     AS $$
   select p_instance.last_heartbeat_at < now() - make_interval(secs => coalesce(
-           (select settings.instance_timeout from public.dispatcher_settings as settings where settings.instance_id = p_instance.id), 45))
+           (select settings.instance_timeout from public.dispatcher_settings as settings
+               where settings.instance_id = p_instance.id), 45))
 $$;
 
 COMMENT ON FUNCTION dispatcher.is_instance_silent(p_instance public.dispatcher_instances) IS 'Whether an instance has sent no heartbeat for longer than its own instance_timeout.';
@@ -2342,7 +2491,8 @@ CREATE FUNCTION dispatcher.is_notification_due(p_note public.workflow_notificati
     AS $$
   -- A lease or a next try from the day after tomorrow is no known time: nobody waits for it.
   select (p_note.state = 'pending' and (p_note.next_try_at <= now() or p_note.next_try_at > now() + interval '1 day'))
-      or (p_note.state = 'sending' and (p_note.claimed_until < now() or p_note.claimed_until > now() + interval '1 day'))
+      or (p_note.state = 'sending' and (p_note.claimed_until < now()
+      or p_note.claimed_until > now() + interval '1 day'))
 $$;
 
 COMMENT ON FUNCTION dispatcher.is_notification_due(p_note public.workflow_notifications) IS 'Whether a notification is to be sent now: it is pending and its time has come, or its sender''s lease is over.';
@@ -2356,14 +2506,19 @@ begin
     when 'stopped' then return exists (select from public.budgets
                                  where tenant_id = p_tick.tenant_id and active and action_on_exceed = 'hard_stop');
     when 'dispatched' then return exists (select from public.workflow_runs
-                                    where tenant_id = p_tick.tenant_id and status = 'queued' and (next_attempt_at is null or next_attempt_at <= now()))
+                                    where tenant_id = p_tick.tenant_id and status = 'queued'
+                                      and (next_attempt_at is null or next_attempt_at <= now()))
                         or exists (select from public.budgets where tenant_id = p_tick.tenant_id and active);
-    when 'retried' then return exists (select from public.workflow_runs as run where run.tenant_id = p_tick.tenant_id and run.status = 'dispatched'
+    when 'retried' then return exists (select from public.workflow_runs as run where run.tenant_id = p_tick.tenant_id
+        and run.status = 'dispatched'
                                    and dispatcher.is_stale_dispatch(run, p_tick.settings));
     when 'timed_out' then return exists (select from public.workflow_runs
-                                   where tenant_id = p_tick.tenant_id and status in ('claimed', 'running') and deadline_at <= now());
-    when 'released' then return exists (select from public.workflow_runs as run where run.tenant_id = p_tick.tenant_id and run.status in ('claimed', 'running')
-                                    and dispatcher.silent_since(run) < now() - make_interval(secs => (p_tick.settings).stale_claim_seconds));
+                                   where tenant_id = p_tick.tenant_id and status in ('claimed', 'running')
+                                     and deadline_at <= now());
+    when 'released' then return exists (select from public.workflow_runs as run where run.tenant_id = p_tick.tenant_id
+        and run.status in ('claimed', 'running')
+                                    and dispatcher.silent_since(run)
+                                        < now() - make_interval(secs => (p_tick.settings).stale_claim_seconds));
     when 'unrouted' then return exists (select from dispatcher.runs_to_mark(p_tick.tenant_id));
     when 'pruned' then return exists (select from dispatcher.old_notifications(p_tick.tenant_id, 1));
   end case;
@@ -2386,10 +2541,12 @@ CREATE FUNCTION dispatcher.is_same_attempt(p_run public.workflow_runs, p_session
     LANGUAGE sql STABLE
     SET search_path TO ''
     AS $$
-  -- One session name may serve attempt after attempt. The process of an earlier wake must not be handed what a later one holds.
+  -- One session name may serve attempt after attempt. The process of an earlier wake must not be handed what a later
+  -- one holds.
   select p_run.session_id = p_session
      and (p_wake_id is null or p_run.wake_id is null or p_run.wake_id = p_wake_id
-          or (select asking.claimed_at >= holding.claimed_at from public.agent_wakes as asking, public.agent_wakes as holding
+          or (select asking.claimed_at >= holding.claimed_at from public.agent_wakes as asking,
+              public.agent_wakes as holding
                where asking.id = p_wake_id and holding.id = p_run.wake_id) is true)
 $$;
 
@@ -2400,7 +2557,8 @@ CREATE FUNCTION dispatcher.is_set_aside_by_stall(p_item_id uuid, p_failed_at tim
     SET search_path TO ''
     AS $$
   select exists (select from public.inbox_item_marks as mark
-                  where mark.item_id = p_item_id and mark.set_aside_as = 'agent_stalled' and mark.set_aside_at = p_failed_at)
+                  where mark.item_id = p_item_id and mark.set_aside_as = 'agent_stalled'
+                    and mark.set_aside_at = p_failed_at)
 $$;
 
 COMMENT ON FUNCTION dispatcher.is_set_aside_by_stall(p_item_id uuid, p_failed_at timestamp with time zone) IS 'Whether an item failed because its agent stalled, and not by a try of its own: then it needs no rest.';
@@ -2408,7 +2566,8 @@ COMMENT ON FUNCTION dispatcher.is_set_aside_by_stall(p_item_id uuid, p_failed_at
 CREATE FUNCTION dispatcher.is_signed_in_user() RETURNS boolean
     LANGUAGE sql STABLE
     SET search_path TO ''
-    AS $$ select coalesce(nullif(current_setting('request.jwt.claims', true), '')::jsonb ->> 'role' = 'authenticated', false) $$;
+    AS $$ select coalesce(nullif(current_setting('request.jwt.claims', true), '')::jsonb ->> 'role' = 'authenticated',
+    false) $$;
 
 COMMENT ON FUNCTION dispatcher.is_signed_in_user() IS 'Whether this request comes with the token of a person.';
 
@@ -2478,11 +2637,13 @@ CREATE FUNCTION dispatcher.items_to_requeue(p_agent_ids uuid[], p_is_one_agent b
     join public.agent_inbox_items as item on item.agent_id = agent.id and item.tenant_id = agent.tenant_id
    where agent.id = any (p_agent_ids) and item.status in ('failed', 'dead_letter')
      and case when p_item_ids is not null then item.id = any (p_item_ids)
-              when p_dead then dispatcher.is_given_up(item) and (p_since is null or coalesce(item.failed_at, item.updated_at) >= p_since)
+              when p_dead then dispatcher.is_given_up(item) and (p_since is null
+                  or coalesce(item.failed_at, item.updated_at) >= p_since)
               when item.status = 'failed' then dispatcher.is_set_aside_by_stall(item.id, item.failed_at)
               else p_is_one_agent and exists (
                    select from public.inbox_item_marks as mark
-                    where mark.item_id = item.id and mark.set_aside_as = 'wake_chain_limit' and mark.set_aside_at = item.failed_at) end
+                    where mark.item_id = item.id and mark.set_aside_as = 'wake_chain_limit'
+                      and mark.set_aside_at = item.failed_at) end
    order by item.created_at, item.id limit p_limit
 $$;
 
@@ -2543,7 +2704,8 @@ COMMENT ON FUNCTION dispatcher.known_tokens(p_input bigint, p_output bigint) IS 
 CREATE FUNCTION dispatcher.last_heartbeat(p_run public.workflow_runs) RETURNS timestamp with time zone
     LANGUAGE sql STABLE
     SET search_path TO ''
-    AS $$ select coalesce(dispatcher.known_time(p_run.last_heartbeat_at), dispatcher.known_time(p_run.claimed_at), '-infinity') $$;
+    AS $$ select coalesce(dispatcher.known_time(p_run.last_heartbeat_at), dispatcher.known_time(p_run.claimed_at),
+    '-infinity') $$;
 
 COMMENT ON FUNCTION dispatcher.last_heartbeat(p_run public.workflow_runs) IS 'When a run was last heard of; -infinity where the row tells of no time that a clock has shown.';
 
@@ -2626,7 +2788,8 @@ begin
    where item.id = p_item_id;
   insert into public.inbox_item_leases as lease
          (item_id, tenant_id, agent_id, wake_id, lease_token, attempt, leased_at, leased_until)
-  select item.id, item.tenant_id, item.agent_id, p_wake_id, p_lease_token, item.attempt_count, item.leased_at, item.leased_until
+  select item.id, item.tenant_id, item.agent_id, p_wake_id, p_lease_token, item.attempt_count, item.leased_at,
+      item.leased_until
     from public.agent_inbox_items as item
    where item.id = p_item_id
   on conflict (item_id) do update
@@ -2664,10 +2827,12 @@ begin
              for key share skip locked) as free
   on conflict do nothing;
   with held as (
-    select state.agent_id from public.agent_wake_state as state where state.agent_id = any (p_agent_ids) for update skip locked
+    select state.agent_id from public.agent_wake_state as state where state.agent_id = any (p_agent_ids)
+        for update skip locked
   ), listed as (
     update public.agent_wake_state as state
-       set waitlist_path = coalesce(state.waitlist_path, 'sweep'), waitlisted_at = coalesce(state.waitlisted_at, p_since),
+       set waitlist_path = coalesce(state.waitlist_path, 'sweep'),
+           waitlisted_at = coalesce(state.waitlisted_at, p_since),
            waiting_since = coalesce(state.waiting_since, ready.oldest), updated_at = now()
       from held join unnest(p_agent_ids, p_oldest) as ready (agent_id, oldest) on ready.agent_id = held.agent_id
      where state.agent_id = held.agent_id
@@ -2682,7 +2847,8 @@ COMMENT ON FUNCTION dispatcher.list_agents(p_sweeper dispatcher.claimant, p_agen
 CREATE FUNCTION dispatcher.live_wakes_of_gateway(p_gateway_id uuid) RETURNS integer
     LANGUAGE sql STABLE
     SET search_path TO ''
-    AS $$ select count(*)::integer from public.agent_wakes where gateway_id = p_gateway_id and state in ('starting', 'running') $$;
+    AS $$ select count(*)::integer from public.agent_wakes where gateway_id = p_gateway_id
+    and state in ('starting', 'running') $$;
 
 COMMENT ON FUNCTION dispatcher.live_wakes_of_gateway(p_gateway_id uuid) IS 'How many wakes of a gateway are alive: what the cap counts.';
 
@@ -2752,7 +2918,8 @@ CREATE FUNCTION dispatcher.lock_budget(p_tenant_id uuid, p_scope text, p_scope_i
   select id from public.budgets
    where tenant_id = p_tenant_id
      and case when p_budget_id is not null then id = p_budget_id
-              else active and scope = p_scope and coalesce(scope_id, '') = coalesce(p_scope_id, '') and period = p_period end
+              else active and scope = p_scope and coalesce(scope_id, '') = coalesce(p_scope_id, '')
+                  and period = p_period end
      for no key update
 $$;
 
@@ -2777,7 +2944,8 @@ begin
      for update of lock for key share of instance, gateway, tenant;
   if v_found.id is null then
     perform dispatcher.running_instance(p_instance_id);
-    raise exception 'the gateway of dispatcher instance % is gone', p_instance_id using errcode = 'OD001', hint = 'Register the instance again.';
+    raise exception 'the gateway of dispatcher instance % is gone', p_instance_id using errcode = 'OD001',
+        hint = 'Register the instance again.';
   end if;
   return row(v_found.id, v_found.tenant_id, v_found.gateway_id, v_found.settings)::dispatcher.claimant;
 end
@@ -2872,7 +3040,8 @@ begin
   verdict := case when v_agent_id is null then 'not_found' else 'busy' end;
   perform from public.agent_wake_state where agent_id = v_agent_id for update skip locked;
   -- Somebody may have deleted the row: it is made anew, or the wake could never end.
-  if found or (v_agent_id is not null and (dispatcher.lock_wake_state(v_agent_id, v_tenant_id)).agent_id is not null) then
+  if found or (v_agent_id is not null and (dispatcher.lock_wake_state(v_agent_id,
+      v_tenant_id)).agent_id is not null) then
     select * into wake from public.agent_wakes where id = p_wake_id for update skip locked;
     verdict := case when wake.id is null then 'busy' else 'ok' end;
   end if;
@@ -2892,7 +3061,8 @@ begin
   select * into v_state from public.agent_wake_state where agent_id = p_agent_id for update skip locked;
   if v_state.agent_id is null and p_agent_id is not null
      and not exists (select from public.agent_wake_state where agent_id = p_agent_id) then
-    insert into public.agent_wake_state (agent_id, tenant_id) values (p_agent_id, p_tenant_id) on conflict do nothing returning * into v_state;
+    insert into public.agent_wake_state (agent_id, tenant_id) values (p_agent_id, p_tenant_id)
+        on conflict do nothing returning * into v_state;
   end if;
   return v_state;
 end
@@ -2914,8 +3084,10 @@ CREATE FUNCTION dispatcher.look_around(p_sweeper dispatcher.claimant) RETURNS js
 begin
   perform dispatcher.warm_backend();
   return jsonb_build_object(
-    'agents', (select coalesce(jsonb_agg(jsonb_build_object('id', id, 'slug', slug)), '[]') from public.agents where gateway_id = p_sweeper.gateway_id and tenant_id = p_sweeper.tenant_id),
-    'open_wakes', dispatcher.open_wakes_of_others(p_sweeper.instance_id), 'broadcast_available', dispatcher.broadcast_hints_available(),
+    'agents', (select coalesce(jsonb_agg(jsonb_build_object('id', id, 'slug', slug)), '[]') from public.agents
+        where gateway_id = p_sweeper.gateway_id and tenant_id = p_sweeper.tenant_id),
+    'open_wakes', dispatcher.open_wakes_of_others(p_sweeper.instance_id), 'broadcast_available',
+        dispatcher.broadcast_hints_available(),
     'due', to_jsonb(dispatcher.phases_due(p_sweeper)));
 end
 $$;
@@ -2928,7 +3100,8 @@ CREATE FUNCTION dispatcher.look_at_runs(p_tick dispatcher.tick) RETURNS jsonb
     AS $$
   select jsonb_build_object('stop_wakes', dispatcher.wakes_to_stop(p_tick.instance_id), 'due', coalesce(
            (select jsonb_agg(phase.name order by phase.place)
-              from unnest(array['stopped', 'dispatched', 'retried', 'timed_out', 'released', 'unrouted', 'pruned']) with ordinality as phase (name, place)
+              from unnest(array['stopped', 'dispatched', 'retried', 'timed_out', 'released', 'unrouted',
+                  'pruned']) with ordinality as phase (name, place)
              where dispatcher.is_phase_due(p_tick, phase.name)), '[]'))
 $$;
 
@@ -2950,13 +3123,15 @@ begin
   end if;
   v_is_new := v_state.stalled_at is null;
   update public.agent_wake_state
-     set stalled_at = coalesce(stalled_at, now()), waitlisted_at = null, waitlist_path = null, waiting_since = null, updated_at = now()
+     set stalled_at = coalesce(stalled_at, now()), waitlisted_at = null, waitlist_path = null, waiting_since = null,
+         updated_at = now()
    where agent_id = p_agent_id;
   select slug into v_slug from public.agents where id = p_agent_id;
   begin
     v_count := dispatcher.set_items_aside(array(
       select item.id from public.agent_inbox_items as item
-       where item.agent_id = p_agent_id and item.status = 'pending' and item.attempt_count < item.max_attempts limit 500), 'agent_stalled', 'agent_stalled');
+       where item.agent_id = p_agent_id and item.status = 'pending' and item.attempt_count < item.max_attempts
+           limit 500), 'agent_stalled', 'agent_stalled');
   exception when others then
     if dispatcher.must_abort(sqlstate) then raise; end if;
     perform dispatcher.note_fault(v_state.tenant_id, (select gateway_id from public.agents where id = p_agent_id),
@@ -2966,8 +3141,10 @@ begin
     perform dispatcher.notify_operator(
       v_state.tenant_id, 'agent_stalled', format('Agent %s is stalled', v_slug),
       coalesce(p_cause || '. ', format('%s wakes in a row failed. ', v_state.consecutive_failures))
-      || format('Its %s pending item(s) wait as failed; a new item, or `dispatcher inbox requeue --agent %s`, wakes it again.', v_count, v_slug),
-      p_agent_id, jsonb_build_object('consecutive_failures', v_state.consecutive_failures, 'items', v_count, 'cause', p_cause));
+      || format('Its %s pending item(s) wait as failed; a new item, or `dispatcher inbox requeue --agent %s`, wakes it '
+                'again.', v_count, v_slug),
+      p_agent_id, jsonb_build_object('consecutive_failures', v_state.consecutive_failures, 'items', v_count, 'cause',
+          p_cause));
   end if;
   return v_count;
 end
@@ -2982,7 +3159,8 @@ CREATE FUNCTION dispatcher.mark_as_set_aside(p_item_ids uuid[], p_as text) RETUR
     AS $$
 begin
   insert into public.inbox_item_marks as mark (item_id, tenant_id, set_aside_at, set_aside_as)
-  select item.id, item.tenant_id, item.failed_at, p_as from public.agent_inbox_items as item where item.id = any (p_item_ids)
+  select item.id, item.tenant_id, item.failed_at, p_as from public.agent_inbox_items as item
+      where item.id = any (p_item_ids)
   on conflict (item_id) do update set set_aside_at = excluded.set_aside_at, set_aside_as = excluded.set_aside_as;
   perform dispatcher.settle_constraints('public.inbox_item_marks');
 exception when others then
@@ -3004,14 +3182,17 @@ begin
   end if;
   begin
     insert into public.inbox_item_marks as mark (item_id, tenant_id, reopened_at, closed_by_user_at)
-    select item.id, item.tenant_id, case when item.id = any (p_reopened) then now() end, case when item.id = any (p_closed_by_user) then now() end
+    select item.id, item.tenant_id, case when item.id = any (p_reopened) then now() end,
+        case when item.id = any (p_closed_by_user) then now() end
       from public.agent_inbox_items as item where item.id = any (p_reopened || p_closed_by_user)
     on conflict (item_id) do update set reopened_at = coalesce(excluded.reopened_at, mark.reopened_at),
-                                        closed_by_user_at = coalesce(excluded.closed_by_user_at, mark.closed_by_user_at);
+                                        closed_by_user_at = coalesce(excluded.closed_by_user_at,
+                                            mark.closed_by_user_at);
     perform dispatcher.settle_constraints('public.inbox_item_marks');
   exception when others then
     if dispatcher.must_abort(sqlstate) then raise; end if;
-    perform dispatcher.note_fault((select tenant_id from public.agent_inbox_items where id = (p_reopened || p_closed_by_user)[1]), null,
+    perform dispatcher.note_fault((select tenant_id from public.agent_inbox_items
+        where id = (p_reopened || p_closed_by_user)[1]), null,
                                   'mark of items', format('%s (%s)', sqlerrm, sqlstate));
   end;
 end
@@ -3029,8 +3210,10 @@ begin
   with marked as (
     update public.workflow_runs as run
        set blocker_type = case when target.has_agent then null else 'no_route' end,
-           blocker_description = case when target.has_agent then null else format('no route for workflow type %s', run.workflow_type) end
-      from (select one.id, (dispatcher.target_of(one)).agent_id is not null as has_agent from public.workflow_runs as one
+           blocker_description = case when target.has_agent then null
+               else format('no route for workflow type %s', run.workflow_type) end
+      from (select one.id, (dispatcher.target_of(one)).agent_id is not null as has_agent
+          from public.workflow_runs as one
              where one.id = any (p_run_ids) and one.status = 'queued') as target
      where run.id = target.id
     returning run.blocker_type)
@@ -3048,7 +3231,8 @@ CREATE FUNCTION dispatcher.mark_unrouted_runs(p_tick dispatcher.tick, p_limit in
 declare
   v_ids constant uuid[] := array(
     select run.id from public.workflow_runs as run
-     where run.id in (select id from dispatcher.runs_to_mark(p_tick.tenant_id) as id limit p_limit) for update skip locked);
+     where run.id in (select id from dispatcher.runs_to_mark(p_tick.tenant_id) as id limit p_limit)
+         for update skip locked);
   v_id uuid;
   v_count integer := 0;
   v_errors jsonb := '[]';
@@ -3067,7 +3251,8 @@ begin
     end loop;
   end;
   return jsonb_build_object('unrouted', v_count, 'errors', v_errors,
-                            'again', cardinality(v_ids) >= p_limit and jsonb_array_length(v_errors) < cardinality(v_ids));
+                            'again', cardinality(v_ids) >= p_limit
+                                and jsonb_array_length(v_errors) < cardinality(v_ids));
 end
 $$;
 
@@ -3097,7 +3282,8 @@ CREATE FUNCTION dispatcher.new_faults(p_instance public.dispatcher_instances, p_
     LANGUAGE sql STABLE
     SET search_path TO ''
     AS $$
-  select coalesce(jsonb_agg(jsonb_build_object('id', fault.id, 'side_write', fault.side_write, 'error', fault.error, 'at', fault.at) order by fault.id), '[]')
+  select coalesce(jsonb_agg(jsonb_build_object('id', fault.id, 'side_write', fault.side_write, 'error', fault.error,
+      'at', fault.at) order by fault.id), '[]')
     from (select * from public.dispatcher_faults
            where tenant_id = p_instance.tenant_id and (gateway_id is null or gateway_id = p_instance.gateway_id)
              and id > coalesce(p_after, 0) and at > now() - interval '10 minutes'
@@ -3113,7 +3299,8 @@ CREATE FUNCTION dispatcher.next_notification(p_instance public.dispatcher_instan
   select dispatcher.seconds_until(min(case note.state when 'pending' then note.next_try_at else note.claimed_until end))
     from public.workflow_notifications as note
    where note.tenant_id = p_instance.tenant_id and (note.gateway_id = p_instance.gateway_id or note.gateway_id is null)
-     and note.state in ('pending', 'sending') and isfinite(note.next_try_at) and coalesce(isfinite(note.claimed_until), true)
+     and note.state in ('pending', 'sending') and isfinite(note.next_try_at)
+     and coalesce(isfinite(note.claimed_until), true)
 $$;
 
 COMMENT ON FUNCTION dispatcher.next_notification(p_instance public.dispatcher_instances) IS 'In how many seconds another notification is due; NULL when none is.';
@@ -3126,11 +3313,13 @@ CREATE FUNCTION dispatcher.next_workflow_moment(p_tick dispatcher.tick) RETURNS 
     select dispatcher.seconds_until(min(next_attempt_at)) as seconds
       from public.workflow_runs where tenant_id = p_tick.tenant_id and status = 'queued' and next_attempt_at > now()
     union all
-    select dispatcher.seconds_until(min(dispatcher.known_time(dispatched_at))) + (p_tick.settings).stale_dispatch_seconds
+    select dispatcher.seconds_until(min(dispatcher.known_time(dispatched_at)))
+           + (p_tick.settings).stale_dispatch_seconds
       from public.workflow_runs where tenant_id = p_tick.tenant_id and status = 'dispatched'
     union all
     select least(dispatcher.seconds_until(min(deadline_at) filter (where isfinite(deadline_at))),
-                 dispatcher.seconds_until(min(greatest(dispatcher.known_time(last_heartbeat_at), dispatcher.known_time(claimed_at))))
+                 dispatcher.seconds_until(min(greatest(dispatcher.known_time(last_heartbeat_at),
+                     dispatcher.known_time(claimed_at))))
                    + (p_tick.settings).stale_claim_seconds)
       from public.workflow_runs where tenant_id = p_tick.tenant_id and status in ('claimed', 'running')) as due
 $$;
@@ -3143,12 +3332,14 @@ CREATE FUNCTION dispatcher.note_fault(p_tenant_id uuid, p_gateway_id uuid, p_sid
     SET lock_timeout TO '100ms'
     AS $$
 begin
-  -- Once a minute is enough to be told. Whoever holds the tenant's or the gateway's row makes this wait, but not for long.
+  -- Once a minute is enough to be told. Whoever holds the tenant's or the gateway's row makes this wait, but not for
+  -- long.
   insert into public.dispatcher_faults (tenant_id, gateway_id, side_write, error)
   select p_tenant_id, p_gateway_id, left(p_side_write, 100), left(p_error, 500)
    where not exists (select from public.dispatcher_faults as known
                       where known.tenant_id = p_tenant_id and known.side_write = left(p_side_write, 100)
-                        and known.gateway_id is not distinct from p_gateway_id and known.at > clock_timestamp() - interval '1 minute');
+                        and known.gateway_id is not distinct from p_gateway_id
+                        and known.at > clock_timestamp() - interval '1 minute');
 exception when others then
   if dispatcher.must_abort(sqlstate) then raise; end if;
   raise warning 'side write % failed: %', p_side_write, p_error;
@@ -3167,7 +3358,8 @@ begin
   end if;
   update public.dispatcher_instances set last_tick = p_facts || jsonb_build_object('at', now())
    where id in (select id from public.dispatcher_instances where id = p_tick.instance_id for update skip locked);
-  return jsonb_build_object('stop_wakes', dispatcher.wakes_to_stop(p_tick.instance_id), 'next_in', dispatcher.next_workflow_moment(p_tick));
+  return jsonb_build_object('stop_wakes', dispatcher.wakes_to_stop(p_tick.instance_id), 'next_in',
+      dispatcher.next_workflow_moment(p_tick));
 end
 $$;
 
@@ -3199,14 +3391,16 @@ CREATE FUNCTION dispatcher.notify_operator(p_tenant_id uuid, p_type text, p_titl
     SET lock_timeout TO '100ms'
     AS $$
 begin
-  insert into public.notifications (tenant_id, type, title, body, entity_type, entity_id, actor_type, actor_agent_id, meta)
+  insert into public.notifications (tenant_id, type, title, body, entity_type, entity_id, actor_type, actor_agent_id,
+      meta)
   values (p_tenant_id, p_type, left(p_title, 300), left(p_body, 4000), p_entity_type, coalesce(p_entity_id, p_agent_id),
           case p_type when 'agent_escalation' then 'agent' else 'system' end::public.actor_type, p_agent_id, p_meta);
   perform dispatcher.settle_constraints('public.notifications');
   return true;
 exception when others then
   if dispatcher.must_abort(sqlstate) then raise; end if;
-  perform dispatcher.note_fault(p_tenant_id, (select agent.gateway_id from public.agents as agent where agent.id = p_agent_id),
+  perform dispatcher.note_fault(p_tenant_id, (select agent.gateway_id from public.agents as agent
+      where agent.id = p_agent_id),
                                 'notification ' || p_type, format('%s (%s)', sqlerrm, sqlstate));
   return false;
 end
@@ -3238,7 +3432,8 @@ CREATE FUNCTION dispatcher.old_notifications(p_tenant_id uuid, p_limit integer) 
     SET search_path TO ''
     AS $$
   select id from public.workflow_notifications
-   where tenant_id = p_tenant_id and state in ('sent', 'failed', 'obsolete') and created_at < now() - interval '7 days' limit p_limit
+   where tenant_id = p_tenant_id and state in ('sent', 'failed', 'obsolete') and created_at < now() - interval '7 days'
+       limit p_limit
 $$;
 
 COMMENT ON FUNCTION dispatcher.old_notifications(p_tenant_id uuid, p_limit integer) IS 'Notifications that were dealt with a week ago.';
@@ -3273,11 +3468,15 @@ CREATE FUNCTION dispatcher.open_wake_facts(p_wake public.agent_wakes) RETURNS js
     SET search_path TO ''
     AS $$
   select jsonb_build_object(
-           'wake_id', p_wake.id, 'claim_token', p_wake.claim_token, 'claim_request', p_wake.claim_request, 'agent_id', p_wake.agent_id,
-           'agent_slug', agent.slug, 'state', p_wake.state, 'host_id', coalesce(p_wake.host_id, owner.host_id), 'hostname', owner.hostname,
+           'wake_id', p_wake.id, 'claim_token', p_wake.claim_token, 'claim_request', p_wake.claim_request, 'agent_id',
+               p_wake.agent_id,
+           'agent_slug', agent.slug, 'state', p_wake.state, 'host_id', coalesce(p_wake.host_id, owner.host_id),
+               'hostname', owner.hostname,
            'pid', p_wake.pid, 'pid_started_at', p_wake.pid_started_at,
-           'age', extract(epoch from now() - p_wake.claimed_at), 'deadline_in', extract(epoch from p_wake.deadline_at - now()),
-           'owner_state', coalesce(owner.state, 'lost'), 'owner_pid', owner.pid, 'owner_pid_started_at', owner.pid_started_at,
+           'age', extract(epoch from now() - p_wake.claimed_at), 'deadline_in',
+               extract(epoch from p_wake.deadline_at - now()),
+           'owner_state', coalesce(owner.state, 'lost'), 'owner_pid', owner.pid, 'owner_pid_started_at',
+               owner.pid_started_at,
            'owner_host_id', owner.host_id, 'owner_silent_for', extract(epoch from now() - owner.last_heartbeat_at))
     from public.agents as agent
     left join public.dispatcher_instances as owner on owner.id = p_wake.instance_id
@@ -3343,7 +3542,8 @@ declare
   v_is_due boolean;
   v_due text[] := '{}';
 begin
-  foreach v_phase in array array['expired', 'dead', 'chained', 'stalled', 'released', 'listed', 'claims', 'alerted', 'pruned'] loop
+  foreach v_phase in array array['expired', 'dead', 'chained', 'stalled', 'released', 'listed', 'claims', 'alerted',
+      'pruned'] loop
     begin
       v_is_due := case v_phase
         when 'expired' then cardinality(dispatcher.stale_item_ids(p_sweeper, 1)) > 0
@@ -3356,8 +3556,10 @@ begin
           select from public.agent_wake_state as state join public.agents as agent on agent.id = state.agent_id
            where agent.gateway_id = p_sweeper.gateway_id and state.waitlisted_at is not null)
         when 'alerted' then exists (select from dispatcher.often_woken_agents(p_sweeper, 1))
-        when 'pruned' then exists (select from public.agent_wakes where gateway_id = p_sweeper.gateway_id and ended_at < now() - interval '30 days')
-          or exists (select from public.dispatcher_faults where tenant_id = p_sweeper.tenant_id and at < now() - interval '7 days')
+        when 'pruned' then exists (select from public.agent_wakes where gateway_id = p_sweeper.gateway_id
+            and ended_at < now() - interval '30 days')
+          or exists (select from public.dispatcher_faults where tenant_id = p_sweeper.tenant_id
+          and at < now() - interval '7 days')
       end;
     exception when others then
       if dispatcher.must_abort(sqlstate) then raise; end if;
@@ -3400,7 +3602,8 @@ CREATE FUNCTION dispatcher.present_objects() RETURNS TABLE(kind text, name text,
   with relations as (
     select class.oid, class.oid::regclass::text as name, class.relkind
       from pg_catalog.pg_class as class
-     where class.relnamespace in ('public'::regnamespace, 'dispatcher'::regnamespace) and class.relkind in ('r', 'p', 'v', 'c')
+     where class.relnamespace in ('public'::regnamespace, 'dispatcher'::regnamespace)
+       and class.relkind in ('r', 'p', 'v', 'c')
   )
   select 'function', proc.oid::regprocedure::text,
          md5(concat_ws('|', proc.prosrc, pg_catalog.pg_get_function_arguments(proc.oid),
@@ -3413,7 +3616,8 @@ CREATE FUNCTION dispatcher.present_objects() RETURNS TABLE(kind text, name text,
   select case relkind when 'v' then 'view' when 'c' then 'type' else 'table' end, name, '' from relations
   union all
   select 'column', relations.name || '.' || attribute.attname,
-         pg_catalog.format_type(attribute.atttypid, attribute.atttypmod) || case when attribute.attnotnull then ' not null' else '' end
+         pg_catalog.format_type(attribute.atttypid, attribute.atttypmod) || case when attribute.attnotnull
+             then ' not null' else '' end
     from relations
     join pg_catalog.pg_attribute as attribute on attribute.attrelid = relations.oid
    where attribute.attnum > 0 and not attribute.attisdropped
@@ -3452,7 +3656,8 @@ begin
      order by ended_at limit p_limit for update skip locked);
   get diagnostics v_wakes = row_count;
   delete from public.dispatcher_faults where id in (
-    select id from public.dispatcher_faults where tenant_id = p_sweeper.tenant_id and at < now() - interval '7 days' limit p_limit for update skip locked);
+    select id from public.dispatcher_faults where tenant_id = p_sweeper.tenant_id and at < now() - interval '7 days'
+        limit p_limit for update skip locked);
   get diagnostics v_faults = row_count;
   return greatest(v_wakes, v_faults);
 end
@@ -3469,7 +3674,8 @@ declare
 begin
   delete from public.workflow_notifications where id in (
     select note.id from public.workflow_notifications as note
-     where note.id in (select id from dispatcher.old_notifications(p_tick.tenant_id, p_limit) as id) for update skip locked);
+     where note.id in (select id from dispatcher.old_notifications(p_tick.tenant_id, p_limit) as id)
+         for update skip locked);
   get diagnostics v_count = row_count;
   return jsonb_build_object('pruned', v_count, 'again', v_count >= p_limit);
 end
@@ -3490,7 +3696,8 @@ begin
     execute format('alter publication supabase_realtime add table public.%I', p_table);
   end if;
 exception when insufficient_privilege then
-  raise warning 'publication supabase_realtime is not ours to change: % was not added. Broadcasts need no publication; only the fallback postgres_changes does', p_table;
+  raise warning 'publication supabase_realtime is not ours to change: % was not added. Broadcasts need no publication; '
+                'only the fallback postgres_changes does', p_table;
 end
 $$;
 
@@ -3500,7 +3707,8 @@ CREATE FUNCTION dispatcher.put_off(p_deadline timestamp with time zone, p_held_s
     LANGUAGE sql STABLE
     SET search_path TO ''
     AS $$
-  select case when isfinite(p_deadline) and p_deadline < now() + interval '5000 years' and p_held_since between '1970-01-01Z' and now()
+  select case when isfinite(p_deadline) and p_deadline < now() + interval '5000 years'
+      and p_held_since between '1970-01-01Z' and now()
               then p_deadline + (now() - p_held_since) else p_deadline end
 $$;
 
@@ -3538,13 +3746,16 @@ begin
   select agent.id, agent.slug, agent.tenant_id, agent.status::text,
          case when coalesce(state.consecutive_failures, 0) = 0 then 0
               when exists (select from public.agent_inbox_items as item
-                            where item.agent_id = agent.id and item.tenant_id = agent.tenant_id and item.status in ('pending', 'failed')
+                            where item.agent_id = agent.id and item.tenant_id = agent.tenant_id
+                              and item.status in ('pending', 'failed')
                               and item.attempt_count < item.max_attempts
                               and item.created_at > state.last_ended_at and item.created_at <= v_now
                               and not exists (select from public.inbox_item_origins as origin
-                                               where origin.item_id = item.id and origin.from_agent_id = agent.id)) then 0
+                                               where origin.item_id = item.id and origin.from_agent_id = agent.id))
+                                                   then 0
               else state.consecutive_failures end,
-         exists (select from public.agent_wakes as wake where wake.agent_id = agent.id and wake.state in ('starting', 'running')),
+         exists (select from public.agent_wakes as wake where wake.agent_id = agent.id
+             and wake.state in ('starting', 'running')),
          -- A lease of more than a week is none: whoever wrote that row, it must not put the agent to sleep.
          (select max(item.leased_until) from public.agent_inbox_items as item
            where item.agent_id = agent.id and item.tenant_id = agent.tenant_id and item.status = 'leased'
@@ -3571,16 +3782,19 @@ begin
               then coalesce(state.last_ended_at, state.last_claimed_at) else state.last_claimed_at end,
          case when p_request is not null
               then (select wake.id from public.agent_wakes as wake
-                     where wake.claim_request = p_request and wake.agent_id = agent.id and wake.state in ('starting', 'running')) end,
+                     where wake.claim_request = p_request and wake.agent_id = agent.id
+                       and wake.state in ('starting', 'running')) end,
          (select count(*)::integer from public.agent_wakes as wake
            where wake.gateway_id = agent.gateway_id and wake.state in ('starting', 'running'))
     into v_facts
     from public.agents as agent
     left join public.agent_wake_state as state on state.agent_id = agent.id
     left join lateral (
-      select array_agg(head.id order by head.created_at, head.id) as ids, max(head.chain_depth) as chain_depth, min(head.created_at) as oldest
+      select array_agg(head.id order by head.created_at, head.id) as ids, max(head.chain_depth) as chain_depth,
+          min(head.created_at) as oldest
         from (select due.id, due.created_at, due.chain_depth from dispatcher.inbox_due as due
-               where due.agent_id = agent.id and due.tenant_id = agent.tenant_id and due.due_at <= v_now and due.chain_depth < v_max_chain
+               where due.agent_id = agent.id and due.tenant_id = agent.tenant_id and due.due_at <= v_now
+                 and due.chain_depth < v_max_chain
                order by due.created_at limit 3) as head) as heads on true
    where agent.id = p_agent_id;
   return v_facts;
@@ -3620,7 +3834,8 @@ begin
   if p_budget.period_key is null then
     return;
   end if;
-  if not exists (select from public.budget_events where budget_id = p_budget.id and period_key = p_budget.period_key and event_kind = p_kind) then
+  if not exists (select from public.budget_events where budget_id = p_budget.id and period_key = p_budget.period_key
+      and event_kind = p_kind) then
     -- Whoever holds the budget is not waited for: the next pass tells it.
     perform from public.budgets where id = p_budget.id for key share skip locked;
     if not found then
@@ -3676,7 +3891,8 @@ CREATE FUNCTION dispatcher.refusal(p_agent_id uuid, p_agent_slug text, p_reason 
     LANGUAGE sql IMMUTABLE
     SET search_path TO ''
     AS $$
-  select jsonb_build_object('granted', false, 'agent_id', p_agent_id, 'agent_slug', p_agent_slug, 'skip_reason', p_reason,
+  select jsonb_build_object('granted', false, 'agent_id', p_agent_id, 'agent_slug', p_agent_slug, 'skip_reason',
+      p_reason,
                             'retry_in', p_retry_in, 'failures', p_failures)
 $$;
 
@@ -3732,7 +3948,8 @@ begin
                   where label.enumtypid = 'public.inbox_event_type'::regtype and label.enumlabel = p_event_type) then
     code := 'invalid';
     detail := 'unknown event type';
-  elsif jsonb_typeof(p_context) <> 'object' or octet_length(p_context::text) > 262144 or length(p_request_key) > 500 then
+  elsif jsonb_typeof(p_context) <> 'object' or octet_length(p_context::text) > 262144
+      or length(p_request_key) > 500 then
     code := 'invalid';
     detail := 'context must be an object of at most 256 KiB, the request key at most 500 characters';
   -- An agent that wakes itself by accident never stops: a note to itself needs the word that it is meant.
@@ -3749,7 +3966,8 @@ CREATE FUNCTION dispatcher.refuse_respawn(p_run_id uuid, p_reason text, p_agent_
     SET search_path TO ''
     AS $$
   select jsonb_build_object('granted', false, 'skip_reason', p_reason, 'run_id', p_run_id)
-         || case when p_agent_id is null then '{}'::jsonb else jsonb_build_object('agent_id', p_agent_id, 'agent_slug', p_agent_slug) end
+         || case when p_agent_id is null then '{}'::jsonb else jsonb_build_object('agent_id', p_agent_id, 'agent_slug',
+             p_agent_slug) end
 $$;
 
 COMMENT ON FUNCTION dispatcher.refuse_respawn(p_run_id uuid, p_reason text, p_agent_id uuid, p_agent_slug text) IS 'The answer to a respawn that is not granted: {granted: false, skip_reason, run_id}.';
@@ -3773,8 +3991,10 @@ begin
   elsif p_code = 'not_yours' then
     v_booked := dispatcher.book_lost_claim_usage(p_tenant_id, p_run_id, p_session, p_claim_token, p_usage);
   end if;
-  v_booked := v_booked or (p_code in ('finished', 'held') and dispatcher.workflow_usage_values(coalesce(p_usage, '{}')) <> '{}');
-  return case when p_run.id is null then dispatcher.refuse_run(p_run_id, 'not_found') else dispatcher.workflow_answer(p_code, p_run) end
+  v_booked := v_booked or (p_code in ('finished', 'held') and dispatcher.workflow_usage_values(coalesce(p_usage,
+      '{}')) <> '{}');
+  return case when p_run.id is null then dispatcher.refuse_run(p_run_id, 'not_found')
+      else dispatcher.workflow_answer(p_code, p_run) end
          || jsonb_build_object('usage_booked', v_booked);
 end
 $$;
@@ -3804,7 +4024,8 @@ declare
 begin
   for v_wake in select * from dispatcher.forgotten_leases(p_sweeper, p_limit) loop
     -- The agent may have its next wake by now: only what this one leased, and only where no wake lives.
-    continue when exists (select from public.agent_wakes where agent_id = v_wake.agent_id and state in ('starting', 'running'));
+    continue when exists (select from public.agent_wakes where agent_id = v_wake.agent_id
+        and state in ('starting', 'running'));
     v_reason := format('wake ended (%s) with the item unfinished', v_wake.state);
     v_released := dispatcher.release_wake_leases(v_wake, v_wake.state in ('interrupted', 'spawn_failed'), v_reason);
     perform dispatcher.tell_dead_letters(v_wake.agent_id, v_released.dead, v_reason);
@@ -3826,11 +4047,14 @@ begin
   update public.inbox_item_leases set closed_at = now(), outcome = 'released'
    where item_id = p_item.id and closed_at is null returning wake_id into v_wake_id;
   update public.agent_inbox_items
-     set status = 'pending', attempt_count = greatest(attempt_count, 1) - 1, leased_at = null, leased_until = null, updated_at = now()
+     set status = 'pending', attempt_count = greatest(attempt_count, 1) - 1, leased_at = null, leased_until = null,
+         updated_at = now()
    where id = p_item.id;
   perform dispatcher.notify_operator(
-    p_item.tenant_id, 'lease_released', format('The lease of an item of agent %s was ended by an operator', p_item.agent_slug), p_reason, p_item.agent_id,
-    jsonb_build_object('item_id', p_item.id, 'wake_id', v_wake_id, 'attempt', p_item.attempt_count, 'leased_at', p_item.leased_at,
+    p_item.tenant_id, 'lease_released', format('The lease of an item of agent %s was ended by an operator',
+        p_item.agent_slug), p_reason, p_item.agent_id,
+    jsonb_build_object('item_id', p_item.id, 'wake_id', v_wake_id, 'attempt', p_item.attempt_count, 'leased_at',
+        p_item.leased_at,
                        'leased_until', p_item.leased_until, 'reason', p_reason), 'inbox_item', p_item.id);
   return v_wake_id;
 end
@@ -3843,7 +4067,8 @@ CREATE FUNCTION dispatcher.release_stale_claims(p_tick dispatcher.tick, p_limit 
     SET search_path TO ''
     AS $$
 declare
-  v_runs constant public.workflow_runs[] := array(select row(run.*)::public.workflow_runs from dispatcher.silent_runs(p_tick, p_limit) as run);
+  v_runs constant public.workflow_runs[] := array(select row(run.*)::public.workflow_runs
+      from dispatcher.silent_runs(p_tick, p_limit) as run);
   v_run public.workflow_runs;
   v_released integer := 0;
   v_failed integer := 0;
@@ -3878,7 +4103,8 @@ begin
     select item.id from public.agent_inbox_items as item
      where item.agent_id = p_wake.agent_id and item.status = 'leased'
        and (item.leased_at >= p_wake.claimed_at
-            or exists (select from public.inbox_item_leases as lease where lease.item_id = item.id and lease.wake_id = p_wake.id and lease.closed_at is null))
+            or exists (select from public.inbox_item_leases as lease where lease.item_id = item.id
+            and lease.wake_id = p_wake.id and lease.closed_at is null))
      order by item.created_at limit 500 for update skip locked) as held;
   released := coalesce(cardinality(v_items), 0);
   dead := '{}';
@@ -3890,7 +4116,8 @@ begin
                       where lease.item_id = any (v_items) and lease.closed_at is null for update skip locked);
   if not p_give_back then
     dead := dispatcher.give_up_items(array(select item.id from public.agent_inbox_items as item
-                                            where item.id = any (v_items) and item.attempt_count >= item.max_attempts), p_reason);
+                                            where item.id = any (v_items) and item.attempt_count >= item.max_attempts),
+                                                p_reason);
   end if;
   update public.agent_inbox_items
      set status = 'pending', leased_at = null, leased_until = null, updated_at = now(),
@@ -3914,22 +4141,26 @@ begin
       from public.agent_wakes as wake
      where wake.id = any (p_wake_ids) and wake.instance_id = p_instance_id and wake.state in ('starting', 'running')
        and item.id in (select held.id from public.agent_inbox_items as held
-                        where held.agent_id = wake.agent_id and held.status = 'leased' and held.leased_at >= wake.claimed_at
-                          and held.leased_until < now() + make_interval(secs => p_lease_seconds * 0.75) for update skip locked)
+                        where held.agent_id = wake.agent_id and held.status = 'leased'
+                          and held.leased_at >= wake.claimed_at
+                          and held.leased_until < now() + make_interval(secs => p_lease_seconds * 0.75)
+                              for update skip locked)
     returning item.id, item.leased_until
   ), leases as (
     update public.inbox_item_leases as lease set leased_until = renewed.leased_until
       from renewed
      where lease.item_id = renewed.id
        and lease.item_id in (select held.item_id from public.inbox_item_leases as held
-                              where held.item_id in (select id from renewed) and held.closed_at is null for update skip locked)
+                              where held.item_id in (select id from renewed) and held.closed_at is null
+                                  for update skip locked)
   )
   select count(*) into v_count from renewed;
   return v_count;
 exception when others then
   -- A neighbour's trigger on items must not silence the daemon.
   if dispatcher.must_abort(sqlstate) then raise; end if;
-  perform dispatcher.note_fault(instance.tenant_id, instance.gateway_id, 'renewal of leases', format('%s (%s)', sqlerrm, sqlstate))
+  perform dispatcher.note_fault(instance.tenant_id, instance.gateway_id, 'renewal of leases',
+      format('%s (%s)', sqlerrm, sqlstate))
      from public.dispatcher_instances as instance where instance.id = p_instance_id;
   return 0;
 end
@@ -3947,7 +4178,8 @@ declare
 begin
   for v_agent in
     select agent.id, coalesce(array_agg(chosen.item_id) filter (where chosen.item_id is not null), '{}') as item_ids
-      from unnest(p_agent_ids) as agent (id) left join unnest(p_items, p_owners) as chosen (item_id, agent_id) on chosen.agent_id = agent.id
+      from unnest(p_agent_ids) as agent (id) left join unnest(p_items, p_owners) as chosen (item_id,
+          agent_id) on chosen.agent_id = agent.id
      group by agent.id order by agent.id
   loop
     v_ids := v_ids || dispatcher.requeue_items_of_agent(v_agent.id, v_agent.item_ids);
@@ -3965,7 +4197,8 @@ CREATE FUNCTION dispatcher.requeue_items_of_agent(p_agent_id uuid, p_item_ids uu
 declare
   v_ids uuid[];
 begin
-  if (dispatcher.lock_wake_state(p_agent_id, (select tenant_id from public.agents where id = p_agent_id))).agent_id is null then
+  if (dispatcher.lock_wake_state(p_agent_id, (select tenant_id from public.agents where id = p_agent_id))).agent_id
+      is null then
     return '{}';
   end if;
   with requeued as (
@@ -3973,11 +4206,13 @@ begin
        set status = 'pending', failed_at = null, leased_at = null, leased_until = null, updated_at = now(),
            attempt_count = case when item.attempt_count >= item.max_attempts then 0 else item.attempt_count end
      where item.id in (select held.id from public.agent_inbox_items as held
-                        where held.id = any (p_item_ids) and held.status in ('failed', 'dead_letter') for update skip locked)
+                        where held.id = any (p_item_ids) and held.status in ('failed', 'dead_letter')
+                            for update skip locked)
     returning item.id)
   select array_agg(id) into v_ids from requeued;
   update public.inbox_item_origins set chain_depth = 0 where item_id = any (v_ids);
-  update public.agent_wake_state set consecutive_failures = 0, stalled_at = null, chain_notified_at = null, updated_at = now()
+  update public.agent_wake_state set consecutive_failures = 0, stalled_at = null, chain_notified_at = null,
+      updated_at = now()
    where agent_id = p_agent_id;
   return coalesce(v_ids, '{}');
 exception when lock_not_available then
@@ -3993,7 +4228,8 @@ CREATE FUNCTION dispatcher.reserve_in_budgets(p_budgets dispatcher.evaluated_bud
     AS $$
 begin
   for v_place in 1 .. cardinality(p_budgets) loop
-    if dispatcher.is_in_budget_scope(p_budgets[v_place].scope, p_budgets[v_place].scope_id, p_agent_id, p_department_id, p_workflow_type) then
+    if dispatcher.is_in_budget_scope(p_budgets[v_place].scope, p_budgets[v_place].scope_id, p_agent_id,
+        p_department_id, p_workflow_type) then
       p_budgets[v_place].reserved_usd := p_budgets[v_place].reserved_usd + p_usd;
       p_budgets[v_place].reserved_tokens := p_budgets[v_place].reserved_tokens + p_tokens;
     end if;
@@ -4009,7 +4245,7 @@ CREATE FUNCTION dispatcher.respawn_grant(p_wake public.agent_wakes, p_run public
     SET search_path TO ''
     AS $$
   select dispatcher.wake_grant(p_wake) || jsonb_build_object('run', dispatcher.workflow_run_json(p_run),
-                                                             'timeout_seconds', dispatcher.seconds_until(p_wake.deadline_at) - 15)
+             'timeout_seconds', dispatcher.seconds_until(p_wake.deadline_at) - 15)
 $$;
 
 COMMENT ON FUNCTION dispatcher.respawn_grant(p_wake public.agent_wakes, p_run public.workflow_runs) IS 'The grant of a new process for an orphan: that of a wake, with the run and timeout_seconds.';
@@ -4042,7 +4278,8 @@ begin
   v_tokens := dispatcher.workflow_estimate(v_money.estimates, p_run.workflow_type, 'tokens');
   if v_reason is null and (dispatcher.budget_verdict(
        v_money.budgets, v_agent.slug,
-       (select department_id from public.agent_profiles where tenant_id = p_run.tenant_id and agent_id = p_run.owner_agent_id),
+       (select department_id from public.agent_profiles where tenant_id = p_run.tenant_id
+           and agent_id = p_run.owner_agent_id),
        p_run.workflow_type, v_usd, v_tokens)).verdict <> 'ok' then
     v_reason := 'workflow_budget';
   end if;
@@ -4065,7 +4302,8 @@ declare
 begin
   for v_function in
     select oid::regprocedure as signature from pg_catalog.pg_proc
-     where pronamespace = 'dispatcher'::regnamespace or (pronamespace = 'public'::regnamespace and proname = any (p_names))
+     where pronamespace = 'dispatcher'::regnamespace or (pronamespace = 'public'::regnamespace
+       and proname = any (p_names))
   loop
     execute format('revoke execute on function %s from public, anon, authenticated', v_function.signature);
     execute format('grant execute on function %s to service_role', v_function.signature);
@@ -4108,7 +4346,8 @@ begin
     end;
   end loop;
   return v_done - 'unrouted' || jsonb_build_object(
-    'errors', v_errors, 'again', v_seen >= p_limit and v_seen > jsonb_array_length(v_errors) + (v_done ->> 'locked')::integer);
+    'errors', v_errors, 'again', v_seen >= p_limit
+        and v_seen > jsonb_array_length(v_errors) + (v_done ->> 'locked')::integer);
 end
 $$;
 
@@ -4127,16 +4366,20 @@ begin
   -- It must not stand in its own way.
   budgets := dispatcher.reserve_in_budgets(
     p_money.budgets, p_run.owner_agent_id,
-    (select department_id from public.agent_profiles where tenant_id = p_run.tenant_id and agent_id = p_run.owner_agent_id),
+    (select department_id from public.agent_profiles where tenant_id = p_run.tenant_id
+        and agent_id = p_run.owner_agent_id),
     p_run.workflow_type, -coalesce(p_run.reserved_usd, v_usd), -coalesce(p_run.reserved_tokens, v_tokens));
-  v_gate := dispatcher.budget_verdict(budgets, v_target.agent_id, v_target.department_id, p_run.workflow_type, v_usd, v_tokens);
+  v_gate := dispatcher.budget_verdict(budgets, v_target.agent_id, v_target.department_id, p_run.workflow_type, v_usd,
+      v_tokens);
   if v_gate.verdict <> 'ok' or not v_target.is_open then
     outcome := case when v_gate.verdict <> 'ok' then 'held' else 'unrouted' end;
-    perform dispatcher.note_workflow_actor('dispatcher', case outcome when 'held' then 'held by a budget' else 'its route is gone' end);
+    perform dispatcher.note_workflow_actor('dispatcher', case outcome when 'held' then 'held by a budget'
+        else 'its route is gone' end);
     update public.workflow_runs
        set status = 'queued', dispatched_at = null, reserved_usd = null, reserved_tokens = null,
            blocker_type = case when v_target.agent_id is null then 'no_route' end,
-           blocker_description = case when v_target.agent_id is null then format('no route for workflow type %s', p_run.workflow_type) end
+           blocker_description = case when v_target.agent_id is null
+               then format('no route for workflow type %s', p_run.workflow_type) end
      where id = p_run.id;
   elsif v_target.gateway_id is not null and v_target.gateway_id <> all (p_gateways) then
     outcome := 'locked';
@@ -4145,8 +4388,10 @@ begin
     outcome := 'retried';
     perform dispatcher.note_workflow_actor('dispatcher', 'nobody claimed it in time');
     perform dispatcher.drop_notifications(array[p_run.id]);
-    perform dispatcher.dispatch_runs(array[row(p_run.id, v_target.agent_id, v_target.gateway_id, v_usd, v_tokens)::dispatcher.run_choice]);
-    budgets := dispatcher.reserve_in_budgets(budgets, v_target.agent_id, v_target.department_id, p_run.workflow_type, v_usd, v_tokens);
+    perform dispatcher.dispatch_runs(array[row(p_run.id, v_target.agent_id, v_target.gateway_id, v_usd,
+        v_tokens)::dispatcher.run_choice]);
+    budgets := dispatcher.reserve_in_budgets(budgets, v_target.agent_id, v_target.department_id, p_run.workflow_type,
+        v_usd, v_tokens);
   end if;
 end
 $$;
@@ -4169,8 +4414,10 @@ begin
   else
     perform dispatcher.settle_workflow_claim(p_run, p_how);
     update public.workflow_runs
-       set status = 'queued', release_count = release_count + 1, dispatched_at = null, claimed_at = null, claimed_by = null,
-           started_at = null, deadline_at = null, last_heartbeat_at = null, claim_token = null, session_id = null, wake_id = null,
+       set status = 'queued', release_count = release_count + 1, dispatched_at = null, claimed_at = null,
+           claimed_by = null,
+           started_at = null, deadline_at = null, last_heartbeat_at = null, claim_token = null, session_id = null,
+               wake_id = null,
            reserved_usd = null, reserved_tokens = null, cost_estimate = null, input_tokens = null, output_tokens = null,
            cached_tokens = null, reported_at = null, accounted_at = null
      where id = p_run.id returning * into p_run;
@@ -4184,7 +4431,8 @@ COMMENT ON FUNCTION dispatcher.return_workflow_run(p_run public.workflow_runs, p
 CREATE FUNCTION dispatcher.row_error(p_phase text, p_run_id uuid, p_error text, p_code text) RETURNS jsonb
     LANGUAGE sql IMMUTABLE
     SET search_path TO ''
-    AS $$ select jsonb_build_array(jsonb_build_object('phase', p_phase, 'run_id', p_run_id, 'error', left(p_error, 500), 'error_code', p_code)) $$;
+    AS $$ select jsonb_build_array(jsonb_build_object('phase', p_phase, 'run_id', p_run_id, 'error', left(p_error, 500),
+    'error_code', p_code)) $$;
 
 COMMENT ON FUNCTION dispatcher.row_error(p_phase text, p_run_id uuid, p_error text, p_code text) IS 'What a run of a phase raised, as a list of one.';
 
@@ -4198,12 +4446,15 @@ CREATE FUNCTION dispatcher.run_candidates(p_tenant_id uuid, p_groups dispatcher.
     -- Of one priority the oldest goes first whatever waiting adds, so the oldest few of each are all that can go out.
     cross join lateral (
       select run.id, run.priority, run.queued_at from public.workflow_runs as run
-       where run.tenant_id = p_tenant_id and run.workflow_type = g.workflow_type and run.priority = level.priority and run.status = 'queued'
-         and run.pinned_agent_id is not distinct from g.pinned_agent_id and (run.next_attempt_at is null or run.next_attempt_at <= now())
+       where run.tenant_id = p_tenant_id and run.workflow_type = g.workflow_type and run.priority = level.priority
+         and run.status = 'queued'
+         and run.pinned_agent_id is not distinct from g.pinned_agent_id
+         and (run.next_attempt_at is null or run.next_attempt_at <= now())
        order by run.queued_at
        limit least(g.slots, p_batch) + 20) as pick
    where g.verdict = 'ok' and g.is_open and g.slots > 0
-   -- A group ages as its oldest run does, and its runs among themselves: minutes of waiting must not outweigh what a run is worth.
+   -- A group ages as its oldest run does, and its runs among themselves: minutes of waiting must not outweigh what a
+   -- run is worth.
    order by g.route_priority::bigint + dispatcher.workflow_age_points(g.oldest, now()) desc,
             pick.priority::bigint + dispatcher.workflow_age_points(pick.queued_at, now()) desc, pick.queued_at, pick.id
 $$;
@@ -4246,7 +4497,8 @@ declare
 begin
   select * into v_instance from public.dispatcher_instances where id = p_instance_id;
   if v_instance.id is null then
-    raise exception 'no dispatcher instance %', p_instance_id using errcode = 'OD001', hint = 'Register the instance again.';
+    raise exception 'no dispatcher instance %', p_instance_id using errcode = 'OD001',
+        hint = 'Register the instance again.';
   end if;
   return v_instance;
 end
@@ -4264,18 +4516,23 @@ begin
   -- What costs money at this moment first.
   v_runs := array(
     select row(run.*)::public.workflow_runs from public.workflow_runs as run
-      left join public.agent_profiles as profile on profile.tenant_id = run.tenant_id and profile.agent_id = run.owner_agent_id
+      left join public.agent_profiles as profile on profile.tenant_id = run.tenant_id
+          and profile.agent_id = run.owner_agent_id
      where run.tenant_id = p_tick.tenant_id and run.status in ('dispatched', 'claimed', 'running')
-       and dispatcher.is_in_budget_scope(p_budget.scope, p_budget.scope_id, run.owner_agent_id, profile.department_id, run.workflow_type)
+       and dispatcher.is_in_budget_scope(p_budget.scope, p_budget.scope_id, run.owner_agent_id, profile.department_id,
+           run.workflow_type)
      order by run.created_at, run.id limit p_limit for update of run skip locked);
   return v_runs || array(
     select row(run.*)::public.workflow_runs from public.workflow_runs as run
-      left join public.workflow_agent_routing as route on route.tenant_id = run.tenant_id and route.workflow_type = run.workflow_type
+      left join public.workflow_agent_routing as route on route.tenant_id = run.tenant_id
+          and route.workflow_type = run.workflow_type
       left join public.agent_profiles as profile
         on profile.tenant_id = run.tenant_id and profile.agent_id = coalesce(run.pinned_agent_id, route.agent_id)
      -- What is kept back for later belongs to the budget of its day.
-     where run.tenant_id = p_tick.tenant_id and run.status = 'queued' and (run.next_attempt_at is null or run.next_attempt_at <= now())
-       and dispatcher.is_in_budget_scope(p_budget.scope, p_budget.scope_id, coalesce(run.pinned_agent_id, route.agent_id),
+     where run.tenant_id = p_tick.tenant_id and run.status = 'queued'
+       and (run.next_attempt_at is null or run.next_attempt_at <= now())
+       and dispatcher.is_in_budget_scope(p_budget.scope, p_budget.scope_id,
+           coalesce(run.pinned_agent_id, route.agent_id),
                                          profile.department_id, run.workflow_type)
      limit p_limit - cardinality(v_runs) for update of run skip locked);
 end
@@ -4299,7 +4556,8 @@ CREATE FUNCTION dispatcher.runs_to_mark(p_tenant_id uuid) RETURNS SETOF uuid
     SET search_path TO ''
     AS $$
   select run.id from dispatcher.unrouted_types(p_tenant_id) as unrouted
-    join public.workflow_runs as run on run.tenant_id = p_tenant_id and run.workflow_type = unrouted.workflow_type and run.status = 'queued'
+    join public.workflow_runs as run on run.tenant_id = p_tenant_id and run.workflow_type = unrouted.workflow_type
+        and run.status = 'queued'
    where run.pinned_agent_id is null and run.blocker_type is distinct from 'no_route'
   union all
   select run.id from public.workflow_runs as run
@@ -4329,7 +4587,8 @@ CREATE FUNCTION dispatcher.schema_drift() RETURNS TABLE(kind text, name text, pr
          -- A table or view that is gone is told once, without its columns and all that stood on them.
      and (expected.kind in ('table', 'view', 'type', 'function')
           or exists (select from present as parent
-                      where parent.kind in ('table', 'view', 'type') and parent.name = regexp_replace(expected.name, '[.][^.]+$', '')))
+                      where parent.kind in ('table', 'view', 'type')
+                        and parent.name = regexp_replace(expected.name, '[.][^.]+$', '')))
   union all
   select present.kind, present.name, 'retired'
     from present
@@ -4351,19 +4610,22 @@ CREATE FUNCTION dispatcher.schema_exposure() RETURNS TABLE(name text, fault text
     AS $$
   with ours as (
     select distinct expected.kind, expected.name from dispatcher.expected_objects() as expected
-     where expected.kind in ('table', 'view', 'function') and (expected.base_of is null or dispatcher.owns(expected.base_of))
+     where expected.kind in ('table', 'view', 'function') and (expected.base_of is null
+       or dispatcher.owns(expected.base_of))
     union
     select present.kind, present.name from dispatcher.present_objects() as present
      where present.kind in ('table', 'view', 'function') and present.name like 'dispatcher.%'
   ),
   relations as (
-    select class.oid, class.oid::regclass::text as name, class.relkind, class.relowner, class.relrowsecurity, class.relacl
+    select class.oid, class.oid::regclass::text as name, class.relkind, class.relowner, class.relrowsecurity,
+        class.relacl
       from pg_catalog.pg_class as class
       join ours on ours.kind <> 'function' and class.oid = to_regclass(ours.name)
   ),
   grants as (
     select relations.name, grant_.grantee, grant_.privilege_type, 'relation' as kind
-      from relations, pg_catalog.aclexplode(coalesce(relations.relacl, pg_catalog.acldefault('r', relations.relowner))) as grant_
+      from relations, pg_catalog.aclexplode(coalesce(relations.relacl,
+          pg_catalog.acldefault('r', relations.relowner))) as grant_
     union all
     select relations.name || '.' || attribute.attname, grant_.grantee, grant_.privilege_type, 'relation'
       from relations
@@ -4372,7 +4634,8 @@ CREATE FUNCTION dispatcher.schema_exposure() RETURNS TABLE(name text, fault text
     union all
     select sequence.oid::regclass::text, grant_.grantee, grant_.privilege_type, 'sequence'
       from relations
-      join pg_catalog.pg_depend as link on link.refobjid = relations.oid and link.refclassid = 'pg_catalog.pg_class'::regclass
+      join pg_catalog.pg_depend as link on link.refobjid = relations.oid
+          and link.refclassid = 'pg_catalog.pg_class'::regclass
                                        and link.classid = 'pg_catalog.pg_class'::regclass and link.deptype in ('a', 'i')
       join pg_catalog.pg_class as sequence on sequence.oid = link.objid and sequence.relkind = 'S',
            pg_catalog.aclexplode(coalesce(sequence.relacl, pg_catalog.acldefault('s', sequence.relowner))) as grant_
@@ -4415,11 +4678,13 @@ CREATE FUNCTION dispatcher.send_gateway_hint(p_gateway_id uuid, p_event text, p_
     AS $_$
 begin
   if p_gateway_id is not null and to_regprocedure('realtime.send(jsonb,text,text,boolean)') is not null then
-    execute 'select realtime.send($1, $2, $3, true)' using p_payload, p_event, dispatcher.dispatcher_gateway_topic(p_gateway_id);
+    execute 'select realtime.send($1, $2, $3, true)' using p_payload, p_event,
+        dispatcher.dispatcher_gateway_topic(p_gateway_id);
   end if;
 exception when others then
   -- A hint is worth less than the row it speaks of; the sweep finds the row.
-  perform dispatcher.note_fault((select gateway.tenant_id from public.gateways as gateway where gateway.id = p_gateway_id), p_gateway_id,
+  perform dispatcher.note_fault((select gateway.tenant_id from public.gateways as gateway
+      where gateway.id = p_gateway_id), p_gateway_id,
                                 'hint', format('%s (%s)', sqlerrm, sqlstate));
 end
 $_$;
@@ -4435,7 +4700,8 @@ declare
 begin
   with aside as (
     update public.agent_inbox_items
-       set status = case p_as when 'agent_stalled' then 'failed' else 'dead_letter' end::public.inbox_item_status, failed_at = now(), updated_at = now(),
+       set status = case p_as when 'agent_stalled' then 'failed' else 'dead_letter' end::public.inbox_item_status,
+           failed_at = now(), updated_at = now(),
            context = dispatcher.merge_inbox_context(context, jsonb_build_object('last_failure_reason', p_reason))
      where id in (select item.id from public.agent_inbox_items as item
                    where item.id = any (p_item_ids) and item.status in ('pending', 'failed') for update skip locked)
@@ -4470,7 +4736,8 @@ CREATE FUNCTION dispatcher.setting(p_settings jsonb, p_name text, p_default doub
     SET search_path TO ''
     AS $$
   select case when jsonb_typeof(p_settings -> p_name) = 'number'
-              then least(greatest((p_settings ->> p_name)::numeric, p_lowest::numeric), p_highest::numeric)::double precision
+              then least(greatest((p_settings ->> p_name)::numeric, p_lowest::numeric),
+                  p_highest::numeric)::double precision
               else p_default end
 $$;
 
@@ -4484,9 +4751,11 @@ declare
   v_settings public.dispatcher_settings;
 begin
   select settings.* into v_settings
-    from public.dispatcher_instances as instance join public.dispatcher_settings as settings on settings.instance_id = instance.id
+    from public.dispatcher_instances as instance
+        join public.dispatcher_settings as settings on settings.instance_id = instance.id
    where instance.gateway_id = p_gateway_id
-   order by (instance.state = 'running' and not dispatcher.is_instance_silent(instance)) desc, instance.last_heartbeat_at desc limit 1;
+   order by (instance.state = 'running' and not dispatcher.is_instance_silent(instance)) desc,
+       instance.last_heartbeat_at desc limit 1;
   return case when v_settings.instance_id is null then dispatcher.typed_settings(p_otherwise) else v_settings end;
 end
 $$;
@@ -4527,7 +4796,8 @@ CREATE FUNCTION dispatcher.settle_items_of_wake(p_wake public.agent_wakes, p_sta
 declare
   v_released record;
   v_dead uuid[];
-  v_reason constant text := case when p_ending = 'item_refused' then format('it cannot be started: %s', left(p_error, 500))
+  v_reason constant text := case when p_ending = 'item_refused'
+      then format('it cannot be started: %s', left(p_error, 500))
                                  else format('wake ended (%s) with the item unfinished', p_state) end;
 begin
   v_released := dispatcher.release_wake_leases(p_wake, p_state in ('interrupted', 'spawn_failed'), v_reason);
@@ -4543,7 +4813,8 @@ begin
   return v_dead;
 exception when others then
   if dispatcher.must_abort(sqlstate) then raise; end if;
-  perform dispatcher.note_fault(p_wake.tenant_id, p_wake.gateway_id, 'items of an ended wake', format('%s (%s)', sqlerrm, sqlstate));
+  perform dispatcher.note_fault(p_wake.tenant_id, p_wake.gateway_id, 'items of an ended wake',
+      format('%s (%s)', sqlerrm, sqlstate));
   return '{}';
 end
 $$;
@@ -4572,16 +4843,20 @@ CREATE FUNCTION dispatcher.settle_workflow_claim(p_run public.workflow_runs, p_a
     LANGUAGE sql
     SET search_path TO ''
     AS $$
-  -- Whoever gave a sign of life has worked: what it did not report counts as what was reserved for it, never as nothing.
+  -- Whoever gave a sign of life has worked: what it did not report counts as what was reserved for it, never as
+  -- nothing.
   insert into public.workflow_claims as claim (
-    claim_token, tenant_id, run_id, workflow_type, agent_id, session_id, attempt, claimed_at, ended_at, ended_as, cost_usd, tokens, accounted_at)
-  select coalesce(p_run.claim_token, gen_random_uuid()), p_run.tenant_id, p_run.id, p_run.workflow_type, p_run.owner_agent_id,
+    claim_token, tenant_id, run_id, workflow_type, agent_id, session_id, attempt, claimed_at, ended_at, ended_as,
+        cost_usd, tokens, accounted_at)
+  select coalesce(p_run.claim_token, gen_random_uuid()), p_run.tenant_id, p_run.id, p_run.workflow_type,
+      p_run.owner_agent_id,
          coalesce(p_run.session_id, 'unknown'), p_run.dispatch_attempts, coalesce(p_run.claimed_at, now()), now(), p_as,
          coalesce(dispatcher.known_cost(p_run.cost_estimate), p_run.reserved_usd),
          coalesce(dispatcher.known_tokens(p_run.input_tokens, p_run.output_tokens), p_run.reserved_tokens),
          coalesce(p_run.accounted_at, now())
    where p_run.accounted_at is not null or p_run.started_at is not null
-  on conflict (claim_token) do update set cost_usd = excluded.cost_usd, tokens = excluded.tokens, accounted_at = excluded.accounted_at
+  on conflict (claim_token) do update set cost_usd = excluded.cost_usd, tokens = excluded.tokens,
+      accounted_at = excluded.accounted_at
 $$;
 
 COMMENT ON FUNCTION dispatcher.settle_workflow_claim(p_run public.workflow_runs, p_as text) IS 'Moves what the present claim of a run has cost from the run to the claim, where the budgets find it once the run starts a new account. A claim without a report or a heartbeat cost nothing. The caller empties the run.';
@@ -4614,7 +4889,8 @@ CREATE FUNCTION dispatcher.silent_since(p_run public.workflow_runs) RETURNS time
     LANGUAGE sql STABLE
     SET search_path TO ''
     AS $$
-  select coalesce(greatest(dispatcher.known_time(p_run.last_heartbeat_at), dispatcher.known_time(p_run.claimed_at)), '-infinity')
+  select coalesce(greatest(dispatcher.known_time(p_run.last_heartbeat_at), dispatcher.known_time(p_run.claimed_at)),
+      '-infinity')
 $$;
 
 COMMENT ON FUNCTION dispatcher.silent_since(p_run public.workflow_runs) IS 'The last sign of life of a claimed run; -infinity where the row tells of none that a clock has shown.';
@@ -4625,12 +4901,14 @@ CREATE FUNCTION dispatcher.since(p_since text) RETURNS timestamp with time zone
     AS $_$
 begin
   if p_since ~ '^\d{1,6}[smhd]$' then
-    return now() - (left(p_since, -1) || case right(p_since, 1) when 's' then ' s' when 'm' then ' min' when 'h' then ' h' else ' days' end)::interval;
+    return now() - (left(p_since, -1) || case right(p_since, 1) when 's' then ' s' when 'm' then ' min' when 'h'
+        then ' h' else ' days' end)::interval;
   end if;
   return p_since::timestamptz;
 exception when others then
   if dispatcher.must_abort(sqlstate) then raise; end if;
-  raise exception 'p_since is neither a time nor an age such as 30m, 2h or 7d: %', left(p_since, 100) using errcode = 'OD002';
+  raise exception 'p_since is neither a time nor an age such as 30m, 2h or 7d: %',
+      left(p_since, 100) using errcode = 'OD002';
 end
 $_$;
 
@@ -4644,12 +4922,14 @@ declare
   v_item record;
   v_agent record;
 begin
-  -- A daemon that dies again and again over one item must end too: a lost wake during which nothing was leased costs its first item an attempt.
+  -- A daemon that dies again and again over one item must end too: a lost wake during which nothing was leased costs
+  -- its first item an attempt.
   if exists (select from public.inbox_item_leases where wake_id = p_wake.id) then
     return '{}';
   end if;
   update public.agent_inbox_items set attempt_count = attempt_count + 1, updated_at = now()
-   where id in (select item.id from public.agent_inbox_items as item where item.id = p_wake.item_ids[1] for update skip locked)
+   where id in (select item.id from public.agent_inbox_items as item where item.id = p_wake.item_ids[1]
+       for update skip locked)
      and status in ('pending', 'failed') and attempt_count < max_attempts
   returning id, attempt_count, max_attempts into v_item;
   if v_item.attempt_count is null or v_item.attempt_count < v_item.max_attempts then
@@ -4658,7 +4938,8 @@ begin
   select slug, tenant_id into v_agent from public.agents where id = p_wake.agent_id;
   perform dispatcher.notify_operator(
     v_agent.tenant_id, 'worker_lost', format('An item of agent %s was given up', v_agent.slug),
-    format('%s daemon(s) were lost before its run could be seen to begin or end. `dispatcher inbox requeue %s` brings it back.', v_item.attempt_count, v_item.id),
+    format('%s daemon(s) were lost before its run could be seen to begin or end. `dispatcher inbox requeue %s` brings '
+           'it back.', v_item.attempt_count, v_item.id),
     p_wake.agent_id, jsonb_build_object('item_id', v_item.id, 'attempts', v_item.attempt_count));
   return dispatcher.give_up_items(array[v_item.id], 'worker lost');
 end
@@ -4676,9 +4957,11 @@ begin
       join public.agent_inbox_items as item on item.agent_id = agent.id and item.tenant_id = agent.tenant_id
      where agent.gateway_id = p_sweeper.gateway_id and agent.tenant_id = p_sweeper.tenant_id
        and item.status in ('pending', 'leased') and item.attempt_count >= item.max_attempts
-       and (item.status = 'pending' or coalesce(item.leased_until, '-infinity') < now() or item.leased_until >= now() + interval '7 days')
+       and (item.status = 'pending' or coalesce(item.leased_until, '-infinity') < now()
+       or item.leased_until >= now() + interval '7 days')
        -- A lease that ran out while the database was away is renewed by the heartbeat of the wake that works on it.
-       and not exists (select from public.agent_wakes as wake where wake.agent_id = agent.id and wake.state in ('starting', 'running'))
+       and not exists (select from public.agent_wakes as wake where wake.agent_id = agent.id
+       and wake.state in ('starting', 'running'))
      limit p_limit for update of item skip locked;
 end
 $$;
@@ -4689,7 +4972,8 @@ CREATE FUNCTION dispatcher.spent_of(p_budget dispatcher.evaluated_budget, p_with
     LANGUAGE sql IMMUTABLE
     SET search_path TO ''
     AS $$
-  select case when p_budget.cap_usd is not null then p_budget.settled_usd + case when p_with_reserved then p_budget.reserved_usd else 0 end
+  select case when p_budget.cap_usd is not null then p_budget.settled_usd + case when p_with_reserved
+      then p_budget.reserved_usd else 0 end
               else p_budget.settled_tokens + case when p_with_reserved then p_budget.reserved_tokens else 0 end end
 $$;
 
@@ -4700,7 +4984,8 @@ CREATE FUNCTION dispatcher.stale_dispatches(p_tick dispatcher.tick, p_limit inte
     SET search_path TO ''
     AS $$
   select run.* from public.workflow_runs as run
-   where run.tenant_id = p_tick.tenant_id and run.status = 'dispatched' and dispatcher.is_stale_dispatch(run, p_tick.settings)
+   where run.tenant_id = p_tick.tenant_id and run.status = 'dispatched'
+     and dispatcher.is_stale_dispatch(run, p_tick.settings)
    order by run.dispatched_at limit p_limit for update skip locked
 $$;
 
@@ -4722,9 +5007,11 @@ begin
       join public.agent_inbox_items as item on item.agent_id = agent.id and item.tenant_id = agent.tenant_id
       left join public.agent_resumptions as resumption on resumption.agent_id = agent.id
       left join public.inbox_item_marks as mark on mark.item_id = item.id
-     where agent.gateway_id = p_sweeper.gateway_id and agent.tenant_id = p_sweeper.tenant_id and agent.status not in ('paused', 'hibernating')
+     where agent.gateway_id = p_sweeper.gateway_id and agent.tenant_id = p_sweeper.tenant_id
+       and agent.status not in ('paused', 'hibernating')
        and item.status = 'pending' and item.attempt_count < item.max_attempts and item.created_at < v_oldest
-       and coalesce(mark.reopened_at, '-infinity') < v_oldest and coalesce(resumption.resumed_at, '-infinity') < v_oldest
+       and coalesce(mark.reopened_at, '-infinity') < v_oldest
+       and coalesce(resumption.resumed_at, '-infinity') < v_oldest
      limit p_limit for update of item skip locked) as stale;
   return coalesce(v_ids, '{}');
 end
@@ -4737,17 +5024,20 @@ CREATE FUNCTION dispatcher.stamp_items(p_wake public.agent_wakes, p_started_at t
     SET search_path TO ''
     AS $$
 begin
-  -- A stamp is not worth a wait, nor the report that brings it: a row that somebody holds, or whose triggers raise, goes without.
+  -- A stamp is not worth a wait, nor the report that brings it: a row that somebody holds, or whose triggers raise,
+  -- goes without.
   update public.agent_inbox_items
      set last_wake_attempt_at = p_wake.claimed_at, last_wake_success_at = coalesce(p_started_at, last_wake_success_at)
    where id in (select item.id from public.agent_inbox_items as item
                  where item.id = any (p_wake.item_ids)
                    and (item.last_wake_attempt_at is null or item.last_wake_attempt_at < p_wake.claimed_at
-                        or (p_started_at is not null and item.last_wake_success_at is null or item.last_wake_success_at < p_wake.claimed_at))
+                        or (p_started_at is not null and item.last_wake_success_at is null
+                        or item.last_wake_success_at < p_wake.claimed_at))
                    for update skip locked);
 exception when others then
   if dispatcher.must_abort(sqlstate) then raise; end if;
-  perform dispatcher.note_fault(p_wake.tenant_id, p_wake.gateway_id, 'stamp of items', format('%s (%s)', sqlerrm, sqlstate));
+  perform dispatcher.note_fault(p_wake.tenant_id, p_wake.gateway_id, 'stamp of items',
+      format('%s (%s)', sqlerrm, sqlstate));
 end
 $$;
 
@@ -4760,9 +5050,12 @@ CREATE FUNCTION dispatcher.start_anew(p_run public.workflow_runs) RETURNS public
 begin
   perform set_config('dispatcher.override_run', p_run.id::text, true);
   update public.workflow_runs
-     set status = 'queued', dispatch_attempts = 0, release_count = 0, queued_at = now(), dispatched_at = null, claimed_at = null,
-         claimed_by = null, started_at = null, deadline_at = null, last_heartbeat_at = null, next_attempt_at = null, claim_token = null,
-         session_id = null, wake_id = null, reserved_usd = null, reserved_tokens = null, cost_estimate = null, input_tokens = null,
+     set status = 'queued', dispatch_attempts = 0, release_count = 0, queued_at = now(), dispatched_at = null,
+         claimed_at = null,
+         claimed_by = null, started_at = null, deadline_at = null, last_heartbeat_at = null, next_attempt_at = null,
+             claim_token = null,
+         session_id = null, wake_id = null, reserved_usd = null, reserved_tokens = null, cost_estimate = null,
+             input_tokens = null,
          output_tokens = null, cached_tokens = null, reported_at = null, accounted_at = null
    where id = p_run.id returning * into p_run;
   perform set_config('dispatcher.override_run', '', true);
@@ -4795,14 +5088,17 @@ begin
   select * into v_wake from public.agent_wakes where id = p_wake_id for update skip locked;
   if v_wake.id is null then
     return jsonb_build_object('wake_id', p_wake_id, 'applied', false, 'code',
-                              case when exists (select from public.agent_wakes where id = p_wake_id) then 'busy' else 'not_found' end);
+                              case when exists (select from public.agent_wakes where id = p_wake_id) then 'busy'
+                                  else 'not_found' end);
   end if;
   if p_claim_token is null or v_wake.claim_token <> p_claim_token or p_pid is null then
     return jsonb_build_object('wake_id', p_wake_id, 'applied', false, 'code', 'fence_lost');
   end if;
   if v_wake.state <> 'starting' then
-    return jsonb_build_object('wake_id', p_wake_id, 'applied', v_wake.state = 'running' and v_wake.pid is not distinct from p_pid,
-                              'code', case when v_wake.pid is not distinct from p_pid then 'already' else 'fence_lost' end);
+    return jsonb_build_object('wake_id', p_wake_id, 'applied', v_wake.state = 'running'
+        and v_wake.pid is not distinct from p_pid,
+                              'code', case when v_wake.pid is not distinct from p_pid then 'already'
+                                  else 'fence_lost' end);
   end if;
   update public.agent_wakes
      set state = 'running', host_id = p_host_id, pid = p_pid, pid_started_at = p_pid_started_at, started_at = now()
@@ -4897,7 +5193,8 @@ begin
   update public.workflow_claims set ended_at = now(), ended_as = 'cancelled'
    where claim_token in (select run.claim_token from unnest(p_runs) as run) and ended_at is null;
   with stopped as (
-    update public.workflow_runs set status = 'cancelled', finished_at = now(), last_error = p_error, last_error_at = now()
+    update public.workflow_runs set status = 'cancelled', finished_at = now(), last_error = p_error,
+        last_error_at = now()
      where id in (select run.id from unnest(p_runs) as run) returning id)
   select coalesce(array_agg(id), '{}') into v_ids from stopped;
   perform dispatcher.drop_notifications(v_ids);
@@ -4951,7 +5248,8 @@ CREATE FUNCTION dispatcher.sweeper(p_instance_id uuid) RETURNS dispatcher.claima
 declare
   v_instance constant public.dispatcher_instances := dispatcher.running_instance(p_instance_id);
 begin
-  return row(v_instance.id, v_instance.tenant_id, v_instance.gateway_id, dispatcher.settings_of_instance(p_instance_id))::dispatcher.claimant;
+  return row(v_instance.id, v_instance.tenant_id, v_instance.gateway_id,
+      dispatcher.settings_of_instance(p_instance_id))::dispatcher.claimant;
 end
 $$;
 
@@ -4962,14 +5260,17 @@ CREATE FUNCTION dispatcher.take_notifications(p_instance public.dispatcher_insta
     SET search_path TO ''
     AS $$
   update public.workflow_notifications as note
-     set state = 'sending', claim_token = gen_random_uuid(), claimed_until = now() + make_interval(secs => p_lease_seconds),
+     set state = 'sending', claim_token = gen_random_uuid(),
+         claimed_until = now() + make_interval(secs => p_lease_seconds),
          tries = least(note.tries, 1000000) + 1
    where note.id in (
      select due.id from public.workflow_notifications as due
-      where due.tenant_id = p_instance.tenant_id and due.state in ('pending', 'sending') and dispatcher.is_notification_due(due)
+      where due.tenant_id = p_instance.tenant_id and due.state in ('pending', 'sending')
+        and dispatcher.is_notification_due(due)
         and (due.gateway_id = p_instance.gateway_id
              -- An agent of nobody's: whoever knows it from openclaw.json, and after a moment whoever comes.
-             or (due.gateway_id is null and (due.agent_id = any (p_known_agents) or due.created_at < now() - interval '5 seconds')))
+             or (due.gateway_id is null and (due.agent_id = any (p_known_agents)
+             or due.created_at < now() - interval '5 seconds')))
       order by due.next_try_at limit p_limit for update skip locked)
   returning note.*
 $$;
@@ -4983,13 +5284,18 @@ CREATE FUNCTION dispatcher.take_run(p_run public.workflow_runs, p_session text, 
 begin
   perform dispatcher.note_workflow_actor(coalesce(p_agent, p_run.owner_agent_id), null);
   update public.workflow_runs as run
-     set status = 'claimed', claimed_at = now(), claimed_by = coalesce(p_agent, run.owner_agent_id), session_id = p_session,
-         claim_token = gen_random_uuid(), last_heartbeat_at = now(), started_at = null, blocker_type = null, blocker_description = null,
-         deadline_at = dispatcher.deadline_of_run(now(), dispatcher.workflow_timeout_minutes(run.tenant_id, run.workflow_type)),
+     set status = 'claimed', claimed_at = now(), claimed_by = coalesce(p_agent, run.owner_agent_id),
+         session_id = p_session,
+         claim_token = gen_random_uuid(), last_heartbeat_at = now(), started_at = null, blocker_type = null,
+             blocker_description = null,
+         deadline_at = dispatcher.deadline_of_run(now(), dispatcher.workflow_timeout_minutes(run.tenant_id,
+             run.workflow_type)),
          wake_id = (select wake.id from public.agent_wakes as wake
-                     where wake.id = p_wake_id and wake.tenant_id = run.tenant_id and wake.state in ('starting', 'running'))
+                     where wake.id = p_wake_id and wake.tenant_id = run.tenant_id
+                       and wake.state in ('starting', 'running'))
    where id = p_run.id returning * into p_run;
-  insert into public.workflow_claims (claim_token, tenant_id, run_id, workflow_type, agent_id, session_id, attempt, wake_id)
+  insert into public.workflow_claims (claim_token, tenant_id, run_id, workflow_type, agent_id, session_id, attempt,
+      wake_id)
   values (p_run.claim_token, p_run.tenant_id, p_run.id, p_run.workflow_type, p_run.owner_agent_id, p_session,
           p_run.dispatch_attempts, p_run.wake_id);
   perform dispatcher.drop_notifications(array[p_run.id]);
@@ -5005,10 +5311,13 @@ CREATE FUNCTION dispatcher.target_of(p_run public.workflow_runs, OUT agent_id te
     AS $$
   select target.agent_id, profile.department_id, dispatcher.gateway_of_workflow_agent(p_run.tenant_id, target.agent_id),
          target.agent_id is not null and target.max_concurrent > 0
-    from (select coalesce(p_run.pinned_agent_id, route.agent_id) as agent_id, coalesce(route.max_concurrent, 1) as max_concurrent
+    from (select coalesce(p_run.pinned_agent_id, route.agent_id) as agent_id,
+        coalesce(route.max_concurrent, 1) as max_concurrent
             from (select 1) as one_row
-            left join public.workflow_agent_routing as route on route.tenant_id = p_run.tenant_id and route.workflow_type = p_run.workflow_type) as target
-    left join public.agent_profiles as profile on profile.tenant_id = p_run.tenant_id and profile.agent_id = target.agent_id
+            left join public.workflow_agent_routing as route on route.tenant_id = p_run.tenant_id
+                and route.workflow_type = p_run.workflow_type) as target
+    left join public.agent_profiles as profile on profile.tenant_id = p_run.tenant_id
+        and profile.agent_id = target.agent_id
 $$;
 
 COMMENT ON FUNCTION dispatcher.target_of(p_run public.workflow_runs, OUT agent_id text, OUT department_id text, OUT gateway_id uuid, OUT is_open boolean) IS 'Where a run would go now: its pin or its route''s agent, with department and gateway; is_open: there is one, and the route is not disabled.';
@@ -5040,7 +5349,8 @@ begin
   select max(dispatcher.tell_budget_event(p_tenant_id, row(b.*)::dispatcher.evaluated_budget, 'recovered')) into v_error
     from unnest(p_budgets) as b
     cross join lateral (
-      select max(event.id) filter (where event.event_kind <> 'recovered' and event.period_key <> b.period_key) as breach,
+      select max(event.id) filter (where event.event_kind <> 'recovered'
+          and event.period_key <> b.period_key) as breach,
              max(event.id) filter (where event.event_kind = 'recovered') as recovery
         from public.budget_events as event where event.budget_id = b.id) as history
    where b.period_key is not null and history.breach > coalesce(history.recovery, 0);
@@ -5070,7 +5380,8 @@ begin
     select slug into v_slug from public.agents where id = p_agent_id;
     perform dispatcher.notify_operator(
       p_sweeper.tenant_id, 'wake_chain_limit', format('Agent %s was stopped in a chain of wakes', v_slug),
-      format('Agents woke each other %s times in a row; %s item(s) were set aside. `dispatcher inbox requeue --agent %s` brings them back.',
+      format('Agents woke each other %s times in a row; %s item(s) were set aside. `dispatcher inbox requeue --agent '
+             '%s` brings them back.',
              p_depth, cardinality(p_item_ids), v_slug),
       p_agent_id, jsonb_build_object('chain_depth', p_depth, 'item_ids', p_item_ids[1:100]));
   end if;
@@ -5091,10 +5402,13 @@ begin
   end if;
   select slug, tenant_id into v_agent from public.agents where id = p_agent_id;
   perform dispatcher.notify_operator(
-    v_agent.tenant_id, 'dead_letter', format('%s item(s) of agent %s were given up', cardinality(p_item_ids), v_agent.slug),
-    format('Reason: %s. `dispatcher inbox requeue %s` brings back the first of them, `dispatcher inbox requeue --dead --agent %s` all.',
+    v_agent.tenant_id, 'dead_letter', format('%s item(s) of agent %s were given up', cardinality(p_item_ids),
+        v_agent.slug),
+    format('Reason: %s. `dispatcher inbox requeue %s` brings back the first of them, `dispatcher inbox requeue --dead '
+           '--agent %s` all.',
            p_reason, p_item_ids[1], v_agent.slug),
-    p_agent_id, jsonb_build_object('item_ids', p_item_ids[1:100], 'items', cardinality(p_item_ids), 'reason', p_reason));
+    p_agent_id, jsonb_build_object('item_ids', p_item_ids[1:100], 'items', cardinality(p_item_ids), 'reason',
+        p_reason));
 end
 $$;
 
@@ -5106,8 +5420,10 @@ CREATE FUNCTION dispatcher.tell_escalation(p_item_id uuid, p_reason text) RETURN
     AS $$
   select dispatcher.notify_operator(
            item.tenant_id, 'agent_escalation',
-           format('%s needs help: %s', agent.name, coalesce(nullif(item.summary, ''), task.title, item.event_type::text)), p_reason, item.agent_id,
-           jsonb_build_object('inbox_item_id', item.id, 'task_id', item.task_id, 'event_type', item.event_type, 'agent_slug', agent.slug),
+           format('%s needs help: %s', agent.name, coalesce(nullif(item.summary, ''), task.title,
+               item.event_type::text)), p_reason, item.agent_id,
+           jsonb_build_object('inbox_item_id', item.id, 'task_id', item.task_id, 'event_type', item.event_type,
+               'agent_slug', agent.slug),
            case when task.id is null then 'inbox_item' else 'task' end, coalesce(task.id, item.id))
     from public.agent_inbox_items as item
     join public.agents as agent on agent.id = item.agent_id
@@ -5125,8 +5441,10 @@ CREATE FUNCTION dispatcher.tell_full_budgets(p_tenant_id uuid, p_budgets dispatc
                                           case b.action when 'warn' then 'warned' else 'paused' end))
     from unnest(p_budgets) as b
    where b.error is null
-     and case b.action when 'hard_stop' then b.id = any (p_holders) and dispatcher.spent_of(b, false) < dispatcher.cap_of(b)
-                       else dispatcher.spent_of(b, true) >= dispatcher.cap_of(b) or (b.action <> 'warn' and b.id = any (p_holders)) end
+     and case b.action when 'hard_stop' then b.id = any (p_holders)
+     and dispatcher.spent_of(b, false) < dispatcher.cap_of(b)
+                       else dispatcher.spent_of(b, true) >= dispatcher.cap_of(b)
+                           or (b.action <> 'warn' and b.id = any (p_holders)) end
 $$;
 
 COMMENT ON FUNCTION dispatcher.tell_full_budgets(p_tenant_id uuid, p_budgets dispatcher.evaluated_budget[], p_holders uuid[]) IS 'One warned or paused event per period for budgets that are full, and for those that hold runs (p_holders) because their rest is too small: also a hard stop that is not spent yet. Answers an error, if one could not be written.';
@@ -5160,10 +5478,12 @@ begin
     update public.agent_wake_state set often_notified_at = now() where agent_id = v_often.agent_id;
     perform dispatcher.notify_operator(
       p_sweeper.tenant_id, 'often_woken', format('Agent %s is woken unusually often', v_often.agent_slug),
-      format('%s wakes in the last hour (ALERT_WAKES_PER_HOUR is %s). It goes on. `dispatcher inbox list --agent %s` shows what wakes it; '
+      format('%s wakes in the last hour (ALERT_WAKES_PER_HOUR is %s). It goes on. `dispatcher inbox list --agent %s` '
+             'shows what wakes it; '
              'MAX_WAKES_PER_DAY bounds it, and a paused agent is not woken.',
              v_often.wakes, (p_sweeper.settings).alert_wakes_per_hour, v_often.agent_slug),
-      v_often.agent_id, jsonb_build_object('wakes', v_often.wakes, 'alert_wakes_per_hour', (p_sweeper.settings).alert_wakes_per_hour));
+      v_often.agent_id, jsonb_build_object('wakes', v_often.wakes, 'alert_wakes_per_hour',
+          (p_sweeper.settings).alert_wakes_per_hour));
     v_count := v_count + 1;
   end loop;
   return v_count;
@@ -5179,7 +5499,8 @@ CREATE FUNCTION dispatcher.tick_of(p_instance_id uuid) RETURNS dispatcher.tick
 declare
   v_instance constant public.dispatcher_instances := dispatcher.running_instance(p_instance_id);
 begin
-  return row(v_instance.id, v_instance.tenant_id, v_instance.gateway_id, dispatcher.settings_of_instance(p_instance_id))::dispatcher.tick;
+  return row(v_instance.id, v_instance.tenant_id, v_instance.gateway_id,
+      dispatcher.settings_of_instance(p_instance_id))::dispatcher.tick;
 end
 $$;
 
@@ -5210,7 +5531,8 @@ begin
   perform dispatcher.end_workflow_claim(p_run, 'timed_out');
   update public.workflow_runs
      set status = 'timed_out', finished_at = now(), last_error_at = now(),
-         last_error = format('Run exceeded timeout of %s minutes', dispatcher.workflow_timeout_minutes(p_run.tenant_id, p_run.workflow_type))
+         last_error = format('Run exceeded timeout of %s minutes',
+             dispatcher.workflow_timeout_minutes(p_run.tenant_id, p_run.workflow_type))
    where id = p_run.id;
 end
 $$;
@@ -5222,7 +5544,8 @@ CREATE FUNCTION dispatcher.time_out_runs(p_tick dispatcher.tick, p_limit integer
     SET search_path TO ''
     AS $$
 declare
-  v_runs constant public.workflow_runs[] := array(select row(run.*)::public.workflow_runs from dispatcher.runs_over_deadline(p_tick, p_limit) as run);
+  v_runs constant public.workflow_runs[] := array(select row(run.*)::public.workflow_runs
+      from dispatcher.runs_over_deadline(p_tick, p_limit) as run);
   v_run public.workflow_runs;
   v_count integer := 0;
   v_errors jsonb := '[]';
@@ -5236,7 +5559,8 @@ begin
       v_errors := v_errors || dispatcher.row_error('timed_out', v_run.id, sqlerrm, sqlstate);
     end;
   end loop;
-  return jsonb_build_object('timed_out', v_count, 'errors', v_errors, 'again', cardinality(v_runs) >= p_limit and v_count > 0);
+  return jsonb_build_object('timed_out', v_count, 'errors', v_errors, 'again', cardinality(v_runs) >= p_limit
+      and v_count > 0);
 end
 $$;
 
@@ -5295,7 +5619,8 @@ begin
   v_settings.stale_dispatch_seconds := dispatcher.setting(p_settings, 'stale_dispatch_seconds', 300, 0, 86400 * 365);
   v_settings.max_dispatch_retries := dispatcher.setting(p_settings, 'max_dispatch_retries', 3, 0, 1000000);
   v_settings.stale_claim_seconds := dispatcher.setting(p_settings, 'stale_claim_seconds', 600, 0, 86400 * 365);
-  v_settings.workflow_cost_estimate_usd := dispatcher.setting(p_settings, 'workflow_cost_estimate_usd', null, 0, 999999);
+  v_settings.workflow_cost_estimate_usd := dispatcher.setting(p_settings, 'workflow_cost_estimate_usd', null, 0,
+      999999);
   return v_settings;
 end
 $$;
@@ -5369,11 +5694,13 @@ CREATE FUNCTION dispatcher.unspent_budgets(p_tenant_id uuid, p_action text, p_no
     SET search_path TO ''
     AS $$
   select coalesce(array_agg(row(
-           budget.id, budget.name, budget.scope, budget.scope_id, budget.period, running.period_key, running.starts_at, running.ends_at,
+           budget.id, budget.name, budget.scope, budget.scope_id, budget.period, running.period_key, running.starts_at,
+               running.ends_at,
            budget.action_on_exceed, budget.fail_closed, budget.cap_usd, budget.cap_tokens, 0, 0, 0, 0, running.error
          )::dispatcher.evaluated_budget order by budget.scope, budget.scope_id, budget.period, budget.id), '{}')
     from public.budgets as budget
-    left join dispatcher.budget_periods(p_tenant_id, p_now) as running on running.period = budget.period and running.timezone = budget.timezone
+    left join dispatcher.budget_periods(p_tenant_id, p_now) as running on running.period = budget.period
+        and running.timezone = budget.timezone
    where budget.tenant_id = p_tenant_id and budget.active and (p_action is null or budget.action_on_exceed = p_action)
 $$;
 
@@ -5395,7 +5722,8 @@ begin
     return jsonb_build_object('next', v_gates.blocked[1], 'retry_in', dispatcher.seconds_until(v_gates.retry_at));
   end if;
   -- One whose wake came to nothing keeps its place.
-  perform dispatcher.join_waitlist(p_wake.agent_id, 'waitlist', case when p_state in ('interrupted', 'lost') then p_wake.claimed_at else now() end,
+  perform dispatcher.join_waitlist(p_wake.agent_id, 'waitlist', case when p_state in ('interrupted', 'lost')
+      then p_wake.claimed_at else now() end,
                                    v_facts.oldest_due);
   return jsonb_build_object('next', 'waitlisted', 'retry_in', null);
 end
@@ -5408,24 +5736,31 @@ CREATE FUNCTION dispatcher.waiting_groups(p_tenant_id uuid, p_estimates jsonb, p
     SET search_path TO ''
     AS $$
   select coalesce(array_agg(row(
-           waiting.workflow_type, waiting.pinned_agent_id, waiting.agent_id, waiting.department_id, waiting.gateway_id, waiting.is_open,
-           waiting.due, waiting.oldest, waiting.priorities, waiting.route_priority, waiting.slots, waiting.usd, waiting.tokens,
+           waiting.workflow_type, waiting.pinned_agent_id, waiting.agent_id, waiting.department_id, waiting.gateway_id,
+               waiting.is_open,
+           waiting.due, waiting.oldest, waiting.priorities, waiting.route_priority, waiting.slots, waiting.usd,
+               waiting.tokens,
            gate.verdict, gate.holders)::dispatcher.waiting_group), '{}')
     from (
       select queued.*, coalesce(queued.pinned_agent_id, route.agent_id) as agent_id, profile.department_id,
              case when agent.id is not null then agent.gateway_id else only_one.gateway_id end as gateway_id,
-             coalesce(queued.pinned_agent_id, route.agent_id) is not null and coalesce(route.max_concurrent, 1) > 0 as is_open,
-             coalesce(route.priority, 0) as route_priority, coalesce(route.max_concurrent, 1) - coalesce(active.number, 0) as slots,
+             coalesce(queued.pinned_agent_id, route.agent_id) is not null
+                 and coalesce(route.max_concurrent, 1) > 0 as is_open,
+             coalesce(route.priority, 0) as route_priority,
+                 coalesce(route.max_concurrent, 1) - coalesce(active.number, 0) as slots,
              dispatcher.workflow_estimate(p_estimates, queued.workflow_type, 'usd') as usd,
              dispatcher.workflow_estimate(p_estimates, queued.workflow_type, 'tokens') as tokens
         from dispatcher.due_queue(p_tenant_id) as queued
-        left join public.workflow_agent_routing as route on route.tenant_id = p_tenant_id and route.workflow_type = queued.workflow_type
+        left join public.workflow_agent_routing as route on route.tenant_id = p_tenant_id
+            and route.workflow_type = queued.workflow_type
         left join public.agent_profiles as profile
           on profile.tenant_id = p_tenant_id and profile.agent_id = coalesce(queued.pinned_agent_id, route.agent_id)
-        left join public.agents as agent on agent.tenant_id = p_tenant_id and agent.slug = coalesce(queued.pinned_agent_id, route.agent_id)
+        left join public.agents as agent on agent.tenant_id = p_tenant_id
+            and agent.slug = coalesce(queued.pinned_agent_id, route.agent_id)
         cross join (select case when count(*) = 1 then (array_agg(id))[1] end as gateway_id
                       from public.gateways where tenant_id = p_tenant_id) as only_one
-        left join dispatcher.active_runs(p_tenant_id) as active on active.workflow_type = queued.workflow_type) as waiting
+        left join dispatcher.active_runs(p_tenant_id) as active
+          on active.workflow_type = queued.workflow_type) as waiting
     cross join lateral dispatcher.budget_verdict(
       p_budgets, waiting.agent_id, waiting.department_id, waiting.workflow_type, waiting.usd, waiting.tokens) as gate
 $$;
@@ -5440,7 +5775,8 @@ begin
   return (
     select jsonb_agg(left(target.title, 500) order by relation.created_at, target.title)
       from public.agent_inbox_items as item
-      join public.task_relations as relation on relation.source_task_id = item.task_id and relation.relation_type = 'blocked_by'
+      join public.task_relations as relation on relation.source_task_id = item.task_id
+          and relation.relation_type = 'blocked_by'
       join public.tasks as target on target.id = relation.target_task_id
      where item.id = p_item_id and item.event_type = 'task_assignment'
        and target.status not in ('done', 'cancelled') and target.archived_at is null);
@@ -5465,7 +5801,8 @@ CREATE FUNCTION dispatcher.wake_cooldown(p_failures integer, p_settings public.d
     SET search_path TO ''
     AS $$
 begin
-  return make_interval(secs => least(p_settings.max_wake_cooldown, p_settings.wake_cooldown * power(2, least(p_failures, 30))));
+  return make_interval(secs => least(p_settings.max_wake_cooldown,
+      p_settings.wake_cooldown * power(2, least(p_failures, 30))));
 end
 $$;
 
@@ -5494,7 +5831,8 @@ CREATE FUNCTION dispatcher.wake_gates(p_facts dispatcher.gate_facts, p_settings 
     SET search_path TO ''
     AS $$
 declare
-  v_cooldown_ends constant timestamptz := p_facts.cooldown_from + dispatcher.wake_cooldown(p_facts.failures, p_settings);
+  v_cooldown_ends constant timestamptz := p_facts.cooldown_from + dispatcher.wake_cooldown(p_facts.failures,
+      p_settings);
 begin
   blocked := '{}';
   if p_facts.failures >= p_settings.max_consecutive_failures then
@@ -5520,7 +5858,8 @@ begin
   end if;
   if cardinality(p_facts.due_item_ids) = 0 then
     retry_at := coalesce(p_facts.next_due, retry_at);
-    blocked := blocked || case when p_facts.next_due is null and p_facts.is_at_chain_limit then 'chain_limit' else 'no_actionable_work' end;
+    blocked := blocked || case when p_facts.next_due is null and p_facts.is_at_chain_limit then 'chain_limit'
+        else 'no_actionable_work' end;
     if not p_all then return; end if;
   end if;
   if p_settings.max_wakes_per_day > 0 and p_facts.wakes_today >= p_settings.max_wakes_per_day then
@@ -5547,10 +5886,13 @@ declare
   v_blockers jsonb;
 begin
   select jsonb_build_object(
-           'granted', true, 'wake_id', p_wake.id, 'claim_token', p_wake.claim_token, 'agent_id', agent.id, 'agent_slug', agent.slug,
-           'workspace_slug', (select workspace.slug from public.workspace where workspace.tenant_id = agent.tenant_id limit 1),
+           'granted', true, 'wake_id', p_wake.id, 'claim_token', p_wake.claim_token, 'agent_id', agent.id,
+               'agent_slug', agent.slug,
+           'workspace_slug', (select workspace.slug from public.workspace where workspace.tenant_id = agent.tenant_id
+               limit 1),
            'path', p_wake.path, 'item_ids', to_jsonb(p_wake.item_ids), 'chain_depth', p_wake.chain_depth,
-           'event_type', item.event_type, 'summary', left(item.summary, 2000), 'item_created_at', case when item.created_at between '1970-01-01Z' and now() + interval '1 day' then item.created_at end,
+           'event_type', item.event_type, 'summary', left(item.summary, 2000), 'item_created_at',
+               case when item.created_at between '1970-01-01Z' and now() + interval '1 day' then item.created_at end,
            'model_override', item.context -> 'model_override', 'thinking_override', item.context -> 'thinking_override',
            'blockers', '[]'::jsonb, 'blockers_error', null)
     into v_grant
@@ -5578,22 +5920,26 @@ CREATE FUNCTION dispatcher.wake_has_progress(p_wake public.agent_wakes) RETURNS 
     AS $$
 begin
   return (
-    -- What its own agent did: it closed what it had leased in this wake by our functions, or by YourHQ's, which know no leases of ours,
+    -- What its own agent did: it closed what it had leased in this wake by our functions, or by YourHQ's, which know no
+    -- leases of ours,
     select exists (select from public.inbox_item_leases as lease
                     where lease.wake_id = p_wake.id and lease.outcome in ('done', 'failed', 'dead_letter', 'escalated'))
       or exists (select from public.agent_inbox_items as item
-                  where item.agent_id = p_wake.agent_id and item.status = 'done' and item.completed_at between p_wake.claimed_at and clock_timestamp()
+                  where item.agent_id = p_wake.agent_id and item.status = 'done'
+                    and item.completed_at between p_wake.claimed_at and clock_timestamp()
                     and not exists (select from public.inbox_item_marks as mark
                                      where mark.item_id = item.id and mark.closed_by_user_at >= p_wake.claimed_at))
       or exists (select from public.agent_inbox_items as item
                   where item.agent_id = p_wake.agent_id and item.status in ('failed', 'dead_letter')
-                    and item.leased_at >= p_wake.claimed_at and item.failed_at between item.leased_at and clock_timestamp())
+                    and item.leased_at >= p_wake.claimed_at
+                    and item.failed_at between item.leased_at and clock_timestamp())
       -- or worked on a run,
       or dispatcher.wake_worked_on_a_run(p_wake.id)
       -- or there was nothing left to do: what it holds and did not close is left.
       or not exists (select from public.agent_inbox_items as item
                       where item.agent_id = p_wake.agent_id
-                        and (item.status = 'leased' or (item.status in ('pending', 'failed') and item.attempt_count < item.max_attempts)))
+                        and (item.status = 'leased' or (item.status in ('pending', 'failed')
+                        and item.attempt_count < item.max_attempts)))
   );
 end
 $$;
@@ -5618,7 +5964,8 @@ COMMENT ON FUNCTION dispatcher.wake_to_lease_in(p_agent_id uuid, p_wake_id uuid,
 CREATE FUNCTION dispatcher.wake_worked_on_a_run(p_wake_id uuid) RETURNS boolean
     LANGUAGE sql STABLE
     SET search_path TO ''
-    AS $$ select exists (select from public.workflow_claims as claim where claim.wake_id = p_wake_id and claim.worked_at is not null) $$;
+    AS $$ select exists (select from public.workflow_claims as claim where claim.wake_id = p_wake_id
+    and claim.worked_at is not null) $$;
 
 COMMENT ON FUNCTION dispatcher.wake_worked_on_a_run(p_wake_id uuid) IS 'Whether a run that was claimed in a wake showed a sign of life: work on a run is progress.';
 
@@ -5626,9 +5973,11 @@ CREATE FUNCTION dispatcher.wakes_to_stop(p_instance_id uuid) RETURNS jsonb
     LANGUAGE sql STABLE
     SET search_path TO ''
     AS $$
-  select coalesce(jsonb_agg(jsonb_build_object('wake_id', taken.wake_id, 'cause', taken.cause) order by taken.wake_id), '[]')
+  select coalesce(jsonb_agg(jsonb_build_object('wake_id', taken.wake_id, 'cause', taken.cause) order by taken.wake_id),
+      '[]')
     from (select wake_id, min(cause) as cause from dispatcher.taken_wakes
-           where gateway_id = (select gateway_id from public.dispatcher_instances where id = p_instance_id) and instance_id = p_instance_id
+           where gateway_id = (select gateway_id from public.dispatcher_instances where id = p_instance_id)
+             and instance_id = p_instance_id
            group by wake_id) as taken
 $$;
 
@@ -5640,7 +5989,8 @@ CREATE FUNCTION dispatcher.wakes_without_owner(p_instance public.dispatcher_inst
     AS $$
   select coalesce(jsonb_agg(wake.id), '[]') from public.agent_wakes as wake
     left join public.dispatcher_instances as owner on owner.id = wake.instance_id
-   where wake.gateway_id = p_instance.gateway_id and wake.state in ('starting', 'running') and wake.instance_id is distinct from p_instance.id
+   where wake.gateway_id = p_instance.gateway_id and wake.state in ('starting', 'running')
+     and wake.instance_id is distinct from p_instance.id
      and (owner.id is null or owner.state <> 'running' or dispatcher.is_instance_silent(owner))
 $$;
 
@@ -5657,7 +6007,8 @@ begin
   if current_setting('dispatcher.is_warm', true) = 'on' then
     return;
   end if;
-  -- A pool's connection that never claimed pays for it at its first claim: every table looked up, every statement planned.
+  -- A pool's connection that never claimed pays for it at its first claim: every table looked up, every statement
+  -- planned.
   -- So whoever is in no hurry makes one here, for nobody: no row is found, locked or written.
   v_nobody.settings := dispatcher.typed_settings('{}');
   perform dispatcher.contained_claim(v_nobody, '{"agent_id": "00000000-0000-0000-0000-000000000000"}', null);
@@ -5710,14 +6061,18 @@ CREATE FUNCTION dispatcher.with_spend(p_tenant_id uuid, p_budgets dispatcher.eva
     SET search_path TO ''
     AS $$
   select coalesce(array_agg(row(
-           budget.id, budget.name, budget.scope, budget.scope_id, budget.period, budget.period_key, budget.starts_at, budget.ends_at,
+           budget.id, budget.name, budget.scope, budget.scope_id, budget.period, budget.period_key, budget.starts_at,
+               budget.ends_at,
            budget.action, budget.fail_closed, budget.cap_usd, budget.cap_tokens, coalesce(spend.settled_usd, 0),
-           coalesce(spend.settled_tokens, 0), coalesce(spend.reserved_usd, 0), coalesce(spend.reserved_tokens, 0), budget.error
+           coalesce(spend.settled_tokens, 0), coalesce(spend.reserved_usd, 0), coalesce(spend.reserved_tokens, 0),
+               budget.error
          )::dispatcher.evaluated_budget order by budget.scope, budget.scope_id, budget.period, budget.id), '{}')
     from unnest(p_budgets) as budget
     left join dispatcher.workflow_spend(
-           p_tenant_id, array(select distinct one.starts_at from unnest(p_budgets) as one where one.starts_at is not null), p_estimates) as spend
-      on spend.starts_at = budget.starts_at and spend.scope = budget.scope and coalesce(spend.scope_id, '') = coalesce(budget.scope_id, '')
+           p_tenant_id, array(select distinct one.starts_at from unnest(p_budgets) as one
+               where one.starts_at is not null), p_estimates) as spend
+      on spend.starts_at = budget.starts_at and spend.scope = budget.scope
+          and coalesce(spend.scope_id, '') = coalesce(budget.scope_id, '')
 $$;
 
 COMMENT ON FUNCTION dispatcher.with_spend(p_tenant_id uuid, p_budgets dispatcher.evaluated_budget[], p_estimates jsonb) IS 'Budgets with what their periods have spent and reserved.';
@@ -5751,7 +6106,8 @@ CREATE FUNCTION dispatcher.workflow_answer(p_code text, p_run public.workflow_ru
     LANGUAGE sql STABLE
     SET search_path TO ''
     AS $$
-  select jsonb_build_object('applied', p_code in ('ok', 'already'), 'code', p_code, 'run_id', p_run.id, 'status', p_run.status,
+  select jsonb_build_object('applied', p_code in ('ok', 'already'), 'code', p_code, 'run_id', p_run.id, 'status',
+      p_run.status,
                             'run', case when p_run.id is not null then dispatcher.workflow_run_json(p_run) end)
 $$;
 
@@ -5775,7 +6131,8 @@ COMMENT ON FUNCTION dispatcher.workflow_claim_state(p_run public.workflow_runs, 
 CREATE FUNCTION dispatcher.workflow_estimate(p_estimates jsonb, p_workflow_type text, p_what text) RETURNS numeric
     LANGUAGE sql IMMUTABLE
     SET search_path TO ''
-    AS $$ select coalesce((p_estimates -> p_workflow_type ->> p_what)::numeric, (p_estimates -> '' ->> p_what)::numeric, 0) $$;
+    AS $$ select coalesce((p_estimates -> p_workflow_type ->> p_what)::numeric, (p_estimates -> '' ->> p_what)::numeric,
+    0) $$;
 
 COMMENT ON FUNCTION dispatcher.workflow_estimate(p_estimates jsonb, p_workflow_type text, p_what text) IS 'The estimate (usd or tokens) for a type out of workflow_estimates.';
 
@@ -5788,7 +6145,8 @@ CREATE FUNCTION dispatcher.workflow_estimates(p_tenant_id uuid, p_default_usd nu
     union
     select queued.workflow_type from dispatcher.queued_types(p_tenant_id) as queued
     union
-    select workflow_type from public.workflow_runs where tenant_id = p_tenant_id and status in ('dispatched', 'claimed', 'running')
+    select workflow_type from public.workflow_runs where tenant_id = p_tenant_id
+        and status in ('dispatched', 'claimed', 'running')
   ), reported as (
     select types.workflow_type, average.usd, average.tokens
       from types
@@ -5843,7 +6201,8 @@ COMMENT ON FUNCTION dispatcher.workflow_period(p_period text, p_timezone text, p
 CREATE FUNCTION dispatcher.workflow_run_json(p_run public.workflow_runs) RETURNS jsonb
     LANGUAGE sql STABLE
     SET search_path TO ''
-    AS $$ select dispatcher.shown_row(to_jsonb(p_run) - array['claim_token', 'reserved_usd', 'reserved_tokens', 'request_key']) $$;
+    AS $$ select dispatcher.shown_row(to_jsonb(p_run) - array['claim_token', 'reserved_usd', 'reserved_tokens',
+    'request_key']) $$;
 
 COMMENT ON FUNCTION dispatcher.workflow_run_json(p_run public.workflow_runs) IS 'A run as it is shown: everything but its fence and what is internal to budgets.';
 
@@ -5851,8 +6210,8 @@ CREATE FUNCTION dispatcher.workflow_spend(p_tenant_id uuid, p_starts timestamp w
     LANGUAGE sql STABLE
     SET search_path TO ''
     AS $$
-  -- What is unknown, negative or NaN counts as its estimate. Unreported active runs belong to every running period: they will be
-  -- settled in it. A held one still is: what it reserves must be there when it goes on.
+  -- What is unknown, negative or NaN counts as its estimate. Unreported active runs belong to every running period:
+  -- they will be settled in it. A held one still is: what it reserves must be there when it goes on.
   with spent as (
     select period.starts_at, run.owner_agent_id as agent_id, run.workflow_type,
            -- Tokens are summed as integers where they are told: many times quicker than as numerics.
@@ -5864,14 +6223,16 @@ CREATE FUNCTION dispatcher.workflow_spend(p_tenant_id uuid, p_starts timestamp w
              + coalesce(sum(run.output_tokens) filter (where least(run.input_tokens, run.output_tokens) >= 0), 0)
              + coalesce(sum(coalesce(run.reserved_tokens, (p_estimates -> run.workflow_type ->> 'tokens')::numeric,
                                      (p_estimates -> '' ->> 'tokens')::numeric))
-                          filter (where (least(run.input_tokens, run.output_tokens) >= 0) is not true), 0) as settled_tokens,
+                          filter (where (least(run.input_tokens, run.output_tokens) >= 0) is not true),
+                              0) as settled_tokens,
            0::numeric as reserved_usd, 0::numeric as reserved_tokens
       from unnest(p_starts) as period (starts_at)
       join public.workflow_runs as run on run.tenant_id = p_tenant_id and run.accounted_at >= period.starts_at
      group by period.starts_at, run.owner_agent_id, run.workflow_type
     union all
     select period.starts_at, claim.agent_id, claim.workflow_type,
-           sum(coalesce(claim.cost_usd, (p_estimates -> claim.workflow_type ->> 'usd')::numeric, (p_estimates -> '' ->> 'usd')::numeric)),
+           sum(coalesce(claim.cost_usd, (p_estimates -> claim.workflow_type ->> 'usd')::numeric,
+               (p_estimates -> '' ->> 'usd')::numeric)),
            sum(coalesce(claim.tokens, (p_estimates -> claim.workflow_type ->> 'tokens')::numeric,
                         (p_estimates -> '' ->> 'tokens')::numeric)), 0, 0
       from unnest(p_starts) as period (starts_at)
@@ -5879,18 +6240,21 @@ CREATE FUNCTION dispatcher.workflow_spend(p_tenant_id uuid, p_starts timestamp w
      group by period.starts_at, claim.agent_id, claim.workflow_type
     union all
     select period.starts_at, run.owner_agent_id, run.workflow_type, 0, 0,
-           sum(coalesce(run.reserved_usd, (p_estimates -> run.workflow_type ->> 'usd')::numeric, (p_estimates -> '' ->> 'usd')::numeric)),
+           sum(coalesce(run.reserved_usd, (p_estimates -> run.workflow_type ->> 'usd')::numeric,
+               (p_estimates -> '' ->> 'usd')::numeric)),
            sum(coalesce(run.reserved_tokens, (p_estimates -> run.workflow_type ->> 'tokens')::numeric,
                         (p_estimates -> '' ->> 'tokens')::numeric))
       from unnest(p_starts) as period (starts_at)
       join public.workflow_runs as run on run.tenant_id = p_tenant_id and run.accounted_at is null
-       and (run.status in ('dispatched', 'claimed', 'running') or run.paused_from in ('dispatched', 'claimed', 'running'))
+       and (run.status in ('dispatched', 'claimed', 'running')
+       or run.paused_from in ('dispatched', 'claimed', 'running'))
      group by period.starts_at, run.owner_agent_id, run.workflow_type
   )
   select spent.starts_at,
          case when grouping(spent.agent_id) = 0 then 'agent' when grouping(profile.department_id) = 0 then 'department'
               when grouping(spent.workflow_type) = 0 then 'project' else 'fleet' end,
-         case when grouping(spent.agent_id) = 0 then spent.agent_id when grouping(profile.department_id) = 0 then profile.department_id
+         case when grouping(spent.agent_id) = 0 then spent.agent_id when grouping(profile.department_id) = 0
+             then profile.department_id
               when grouping(spent.workflow_type) = 0 then spent.workflow_type end,
          sum(spent.settled_usd), sum(spent.settled_tokens), sum(spent.reserved_usd), sum(spent.reserved_tokens)
     from spent
@@ -5928,15 +6292,18 @@ begin
     end if;
     begin
       v_number := v_text::numeric;
-      if v_number >= 0 and v_number < 'Infinity' and v_number < (case v_field when 'cost_usd' then 1000000 else 1e15 end) then
-        v_values := v_values || jsonb_build_object(v_field, case v_field when 'cost_usd' then round(v_number, 6) else trunc(v_number) end);
+      if v_number >= 0 and v_number < 'Infinity' and v_number < (case v_field when 'cost_usd' then 1000000
+          else 1e15 end) then
+        v_values := v_values || jsonb_build_object(v_field, case v_field when 'cost_usd' then round(v_number, 6)
+            else trunc(v_number) end);
       end if;
     exception when others then
       if dispatcher.must_abort(sqlstate) then raise; end if;
       continue;  -- not a number: unknown, as if it had not been said
     end;
   end loop;
-  return v_values || case when btrim(p_usage ->> 'model') <> '' then jsonb_build_object('model', left(p_usage ->> 'model', 300))
+  return v_values || case when btrim(p_usage ->> 'model') <> ''
+      then jsonb_build_object('model', left(p_usage ->> 'model', 300))
                           else '{}'::jsonb end;
 end
 $$;
@@ -5950,8 +6317,10 @@ CREATE FUNCTION dispatcher.write_respawn(p_claimant dispatcher.claimant, p_run p
 declare
   v_wake public.agent_wakes;
 begin
-  insert into public.agent_wakes (tenant_id, agent_id, gateway_id, instance_id, claim_request, path, workflow_run_id, deadline_at)
-  values (p_claimant.tenant_id, p_agent_id, p_claimant.gateway_id, p_claimant.instance_id, p_request, 'workflow', p_run.id,
+  insert into public.agent_wakes (tenant_id, agent_id, gateway_id, instance_id, claim_request, path, workflow_run_id,
+      deadline_at)
+  values (p_claimant.tenant_id, p_agent_id, p_claimant.gateway_id, p_claimant.instance_id, p_request, 'workflow',
+      p_run.id,
           -- of its run; the process ends 15 s before, the run 5 s before that
           least(greatest(p_run.deadline_at, now()), now() + interval '1 year') + interval '20 seconds')
   returning * into v_wake;
@@ -6010,16 +6379,21 @@ declare
   v_items constant uuid[] := dispatcher.items_of_claim(p_facts);
   v_wake public.agent_wakes;
 begin
-  insert into public.agent_wakes (tenant_id, agent_id, gateway_id, instance_id, claim_request, path, item_ids, chain_depth, model_override,
+  insert into public.agent_wakes (tenant_id, agent_id, gateway_id, instance_id, claim_request, path, item_ids,
+      chain_depth, model_override,
                                   thinking_override, deadline_at)
-  select p_facts.tenant_id, p_facts.agent_id, p_claimant.gateway_id, p_claimant.instance_id, p_request, p_path, v_items, p_facts.chain_depth,
-         case when jsonb_typeof(item.context -> 'model_override') = 'string' then nullif(left(item.context ->> 'model_override', 500), '') end,
-         case when jsonb_typeof(item.context -> 'thinking_override') = 'string' then nullif(left(item.context ->> 'thinking_override', 500), '') end,
+  select p_facts.tenant_id, p_facts.agent_id, p_claimant.gateway_id, p_claimant.instance_id, p_request, p_path,
+      v_items, p_facts.chain_depth,
+         case when jsonb_typeof(item.context -> 'model_override') = 'string'
+             then nullif(left(item.context ->> 'model_override', 500), '') end,
+         case when jsonb_typeof(item.context -> 'thinking_override') = 'string'
+             then nullif(left(item.context ->> 'thinking_override', 500), '') end,
          now() + make_interval(secs => (p_claimant.settings).agent_process_timeout + 15)
     from public.agent_inbox_items as item where item.id = v_items[1]
   returning * into v_wake;
   update public.agent_wake_state
-     set last_wake_id = v_wake.id, last_claimed_at = v_wake.claimed_at, waitlisted_at = null, waitlist_path = null, waiting_since = null,
+     set last_wake_id = v_wake.id, last_claimed_at = v_wake.claimed_at, waitlisted_at = null, waitlist_path = null,
+         waiting_since = null,
          consecutive_failures = p_facts.failures, updated_at = now(),
          stalled_at = case when p_facts.failures = 0 then null else stalled_at end
    where agent_id = p_facts.agent_id;
@@ -6041,7 +6415,8 @@ begin
     return jsonb_build_object('applied', false, 'code', 'invalid');
   end if;
   update public.agent_wakes
-     set instance_id = p_instance_id, claim_token = gen_random_uuid(), state = 'running', host_id = p_host_id, pid = p_pid,
+     set instance_id = p_instance_id, claim_token = gen_random_uuid(), state = 'running', host_id = p_host_id,
+         pid = p_pid,
          pid_started_at = p_pid_started_at, started_at = coalesce(started_at, now())
    where id = p_wake_id and claim_token = p_claim_token and state in ('starting', 'running')
   returning * into v_wake;
@@ -6067,9 +6442,12 @@ CREATE FUNCTION public.budget_ledger(p_tenant_id uuid, p_limit integer DEFAULT 5
     SET search_path TO ''
     AS $$
   select jsonb_build_object('code', 'ok', 'events', coalesce(jsonb_agg(jsonb_build_object(
-           'at', event.created_at, 'budget_id', event.budget_id, 'budget', budget.name, 'scope', budget.scope, 'scope_id', budget.scope_id,
-           'period_key', event.period_key, 'event_kind', event.event_kind, 'detail', event.detail) order by event.id desc), '[]'))
-    from (select * from public.budget_events where tenant_id = p_tenant_id order by id desc limit least(greatest(p_limit, 1), 1000)) as event
+           'at', event.created_at, 'budget_id', event.budget_id, 'budget', budget.name, 'scope', budget.scope,
+               'scope_id', budget.scope_id,
+           'period_key', event.period_key, 'event_kind', event.event_kind, 'detail', event.detail)
+               order by event.id desc), '[]'))
+    from (select * from public.budget_events where tenant_id = p_tenant_id order by id desc
+        limit least(greatest(p_limit, 1), 1000)) as event
     join public.budgets as budget on budget.id = event.budget_id
 $$;
 
@@ -6094,8 +6472,10 @@ begin
   end if;
   perform dispatcher.note_workflow_actor(p_actor, p_reason);
   v_run := dispatcher.stop_workflow_run(v_before, coalesce(nullif(btrim(left(p_reason, 4000)), ''),
-                                                           format('Cancelled by %s', coalesce(nullif(left(p_actor, 300), ''), 'unknown'))));
-  perform dispatcher.audit_workflow_action(p_tenant_id, p_actor, 'cancel_run', 'run:' || p_run_id, jsonb_build_object('status', v_before.status),
+                                                           format('Cancelled by %s',
+                                                               coalesce(nullif(left(p_actor, 300), ''), 'unknown'))));
+  perform dispatcher.audit_workflow_action(p_tenant_id, p_actor, 'cancel_run', 'run:' || p_run_id,
+      jsonb_build_object('status', v_before.status),
                                            jsonb_build_object('status', v_run.status, 'reason', left(p_reason, 4000)));
   return dispatcher.workflow_answer('ok', v_run);
 exception when lock_not_available then
@@ -6120,7 +6500,8 @@ begin
   begin
     v_claimant := dispatcher.lock_gateway(p_instance_id);
   exception when lock_not_available then
-    return (select coalesce(jsonb_agg(dispatcher.busy_agent((claim.value ->> 'agent_id')::uuid) order by claim.ordinality), '[]')
+    return (select coalesce(jsonb_agg(dispatcher.busy_agent((claim.value ->> 'agent_id')::uuid)
+        order by claim.ordinality), '[]')
               from jsonb_array_elements(p_claims) with ordinality as claim);
   end;
   -- From here on nothing should wait; what could is cut short.
@@ -6147,13 +6528,16 @@ declare
 begin
   perform dispatcher.drop_outdated_notifications(v_instance.tenant_id, 500);
   select jsonb_agg(jsonb_build_object(
-           'id', taken.id, 'claim_token', taken.claim_token, 'run_id', taken.run_id, 'attempt', taken.attempt, 'tries', taken.tries,
+           'id', taken.id, 'claim_token', taken.claim_token, 'run_id', taken.run_id, 'attempt', taken.attempt, 'tries',
+               taken.tries,
            'agent_id', taken.agent_id, 'workflow_type', run.workflow_type,
-           'workspace_slug', (select slug from public.workspace where tenant_id = taken.tenant_id limit 1)) order by taken.next_try_at)
+           'workspace_slug', (select slug from public.workspace where tenant_id = taken.tenant_id limit 1))
+               order by taken.next_try_at)
     into v_claimed
     from dispatcher.take_notifications(v_instance, v_limit, v_seconds, coalesce(p_known_agents, '{}')) as taken
     join public.workflow_runs as run on run.id = taken.run_id;
-  return jsonb_build_object('notifications', coalesce(v_claimed, '[]'), 'next_in', dispatcher.next_notification(v_instance));
+  return jsonb_build_object('notifications', coalesce(v_claimed, '[]'), 'next_in',
+      dispatcher.next_notification(v_instance));
 end
 $$;
 
@@ -6199,7 +6583,8 @@ declare
 begin
   if p_outcome in ('done', 'failed', 'released') then
     v_code := dispatcher.lock_inbox_lease(p_item_id, p_lease_token,
-                case when p_outcome = 'failed' then array['failed', 'dead_letter'] else array[p_outcome] end, p_wake_id);
+                case when p_outcome = 'failed' then array['failed', 'dead_letter'] else array[p_outcome] end,
+                    p_wake_id);
   end if;
   if v_code = 'ok' then
     perform dispatcher.close_leased_item(p_item_id, p_outcome, dispatcher.clean_inbox_reason(p_reason));
@@ -6226,7 +6611,8 @@ COMMENT ON FUNCTION public.complete_inbox_item(p_item_id uuid) IS 'Closes an ite
 CREATE FUNCTION public.complete_workflow_run(p_tenant_id uuid, p_run_id uuid, p_session text, p_output jsonb DEFAULT NULL::jsonb, p_usage jsonb DEFAULT NULL::jsonb, p_claim_token uuid DEFAULT NULL::uuid) RETURNS jsonb
     LANGUAGE sql
     SET search_path TO ''
-    AS $$ select dispatcher.finish_workflow_run(p_tenant_id, p_run_id, p_session, p_claim_token, 'completed', p_output, null, p_usage) $$;
+    AS $$ select dispatcher.finish_workflow_run(p_tenant_id, p_run_id, p_session, p_claim_token, 'completed', p_output,
+    null, p_usage) $$;
 
 COMMENT ON FUNCTION public.complete_workflow_run(p_tenant_id uuid, p_run_id uuid, p_session text, p_output jsonb, p_usage jsonb, p_claim_token uuid) IS 'The session that holds the run finished it, with its output and usage {cost_usd, input_tokens, output_tokens, cached_tokens, model}. A repeat is already; busy: ask again.';
 
@@ -6234,7 +6620,8 @@ CREATE FUNCTION public.current_tenant_id() RETURNS uuid
     LANGUAGE sql STABLE
     SET search_path TO ''
     AS $$
-        select coalesce(nullif(nullif(current_setting('request.jwt.claims', true), '')::jsonb ->> 'tenant_id', '')::uuid,
+        select coalesce(nullif(nullif(current_setting('request.jwt.claims', true), '')::jsonb ->> 'tenant_id',
+            '')::uuid,
                         '00000000-0000-0000-0000-000000000000'::uuid)
       $$;
 
@@ -6254,7 +6641,8 @@ begin
   update public.budgets set active = false, updated_at = now()
    where tenant_id = p_tenant_id and id = (v_named.active -> 0 ->> 'id')::uuid and active;
   return jsonb_build_object('applied', v_named.is_known, 'budget', p_budget, 'budgets', v_named.active,
-                            'code', case when found then 'ok' when v_named.is_known then 'already' else 'not_found' end);
+                            'code', case when found then 'ok' when v_named.is_known then 'already'
+                                else 'not_found' end);
 exception when lock_not_available then
   return jsonb_build_object('applied', false, 'code', 'busy', 'budget', p_budget, 'budgets', jsonb_build_array());
 end
@@ -6298,9 +6686,12 @@ begin
   return jsonb_build_object(
     'backlog', dispatcher.gateway_backlog(v_instance.gateway_id),
     'runs', (select coalesce(jsonb_object_agg(counted.status, counted.number), '{}')
-               from (select status, count(*) as number from public.workflow_runs where tenant_id = v_instance.tenant_id group by status) as counted),
-    'held', (select coalesce((last_tick -> 'budget_enforcement' ->> 'held')::integer, 0) from public.dispatcher_instances
-              where tenant_id = v_instance.tenant_id and last_tick is not null order by last_tick ->> 'at' desc limit 1));
+               from (select status, count(*) as number from public.workflow_runs where tenant_id = v_instance.tenant_id
+                   group by status) as counted),
+    'held', (select coalesce((last_tick -> 'budget_enforcement' ->> 'held')::integer, 0)
+        from public.dispatcher_instances
+              where tenant_id = v_instance.tenant_id and last_tick is not null order by last_tick ->> 'at' desc
+                  limit 1));
 end
 $$;
 
@@ -6311,8 +6702,8 @@ CREATE FUNCTION public.dispatcher_schema() RETURNS jsonb
     SET search_path TO ''
     AS $$
   select jsonb_build_object(
-    'revision', 30,
-    'fingerprint', '6728a8032cc23d3f5b2a095b0a3ad65560e1449605df599b5831a0061a35afd4',
+    'revision', 32,
+    'fingerprint', 'bb518527281b2df11498e5c79e51012675742f2dedd88f1f83ced715c12b6d33',
     'drift', coalesce(jsonb_agg(drift.kind || ' ' || drift.name || ' ' || drift.problem), '[]'))
   from (select * from dispatcher.schema_drift() limit 20) as drift
 $$;
@@ -6338,31 +6729,47 @@ begin
     'code', 'ok', 'gateway', v_gateway.slug, 'now', now(),
     -- Of one that has gone the last word is no news: how it did then would read as how it does now.
     'instances', (select coalesce(jsonb_agg(jsonb_build_object('id', id, 'state', seen.state,
-                    'hostname', hostname, 'pid', pid, 'version', version, 'started_at', started_at, 'last_heartbeat_at', last_heartbeat_at,
-                    'last_sweep_at', last_sweep_at, 'last_sweep', last_sweep, 'realtime', case when seen.state = 'running' then realtime else '{}' end,
-                    'health', case when seen.state = 'running' then health else '{}' end) order by started_at desc), '[]')
+                    'hostname', hostname, 'pid', pid, 'version', version, 'started_at', started_at,
+                        'last_heartbeat_at', last_heartbeat_at,
+                    'last_sweep_at', last_sweep_at, 'last_sweep', last_sweep, 'realtime',
+                        case when seen.state = 'running' then realtime else '{}' end,
+                    'health', case when seen.state = 'running' then health else '{}' end) order by started_at desc),
+                        '[]')
                     from public.dispatcher_instances as instance
-                    cross join lateral (select case when instance.state = 'running' and dispatcher.is_instance_silent(instance) then 'silent' else instance.state end) as seen (state)
-                   where gateway_id = v_gateway.id and (instance.state = 'running' or last_heartbeat_at > now() - interval '1 hour')),
-    'wakes', (select coalesce(jsonb_agg(jsonb_build_object('wake_id', wake.id, 'agent', agent.slug, 'state', wake.state, 'path', wake.path, 'pid', wake.pid,
-                    'claimed_at', wake.claimed_at, 'seconds', round(extract(epoch from now() - dispatcher.known_time(wake.claimed_at)))) order by wake.claimed_at), '[]')
+                    cross join lateral (select case when instance.state = 'running'
+                        and dispatcher.is_instance_silent(instance) then 'silent'
+                            else instance.state end) as seen (state)
+                   where gateway_id = v_gateway.id and (instance.state = 'running'
+                     or last_heartbeat_at > now() - interval '1 hour')),
+    'wakes', (select coalesce(jsonb_agg(jsonb_build_object('wake_id', wake.id, 'agent', agent.slug, 'state',
+        wake.state, 'path', wake.path, 'pid', wake.pid,
+                    'claimed_at', wake.claimed_at, 'seconds',
+                        round(extract(epoch from now() - dispatcher.known_time(wake.claimed_at))))
+                            order by wake.claimed_at), '[]')
                 from public.agent_wakes as wake join public.agents as agent on agent.id = wake.agent_id
                where wake.gateway_id = v_gateway.id and wake.state in ('starting', 'running')),
-    'waitlist', (select coalesce(jsonb_agg(jsonb_build_object('agent', agent.slug, 'since', state.waitlisted_at) order by state.waitlisted_at, state.waiting_since), '[]')
+    'waitlist', (select coalesce(jsonb_agg(jsonb_build_object('agent', agent.slug, 'since', state.waitlisted_at)
+        order by state.waitlisted_at, state.waiting_since), '[]')
                    from public.agent_wake_state as state join public.agents as agent on agent.id = state.agent_id
                   where agent.gateway_id = v_gateway.id and state.waitlisted_at is not null),
     'backlog', dispatcher.gateway_backlog(v_gateway.id),
-    'agents', (select coalesce(jsonb_agg(jsonb_build_object('agent', agent.slug, 'status', agent.status, 'items', work.items,
-                    'blocked', to_jsonb(gates.blocked || case when v_is_full and cardinality(gates.blocked) = 0 then array['concurrency_limit'] else '{}' end),
+    'agents', (select coalesce(jsonb_agg(jsonb_build_object('agent', agent.slug, 'status', agent.status, 'items',
+        work.items,
+                    'blocked', to_jsonb(gates.blocked || case when v_is_full and cardinality(gates.blocked) = 0
+                        then array['concurrency_limit'] else '{}' end),
                     'retry_in', round(dispatcher.seconds_until(gates.retry_at)::numeric),
-                    'failures', facts.failures, 'stalled_at', case when facts.failures > 0 then state.stalled_at end, 'last_wake_at', state.last_claimed_at,
+                    'failures', facts.failures, 'stalled_at', case when facts.failures > 0 then state.stalled_at end,
+                        'last_wake_at', state.last_claimed_at,
                     'last_end', state.last_end_state,
-                    'budget', (select dispatcher.shown_row(jsonb_build_object('status', budget.status, 'limit_usd', budget.monthly_limit_usd,
+                    'budget', (select dispatcher.shown_row(jsonb_build_object('status', budget.status, 'limit_usd',
+                        budget.monthly_limit_usd,
                                                                 'spend_usd', budget.current_period_spend_usd))
-                                 from public.agent_budgets as budget where budget.agent_id = agent.id)) order by agent.slug), '[]')
+                                 from public.agent_budgets as budget where budget.agent_id = agent.id))
+                                     order by agent.slug), '[]')
                  from public.agents as agent
                  left join public.agent_wake_state as state on state.agent_id = agent.id
-                 cross join lateral (select count(*) as items from dispatcher.inbox_due as due where due.agent_id = agent.id and due.tenant_id = agent.tenant_id) as work
+                 cross join lateral (select count(*) as items from dispatcher.inbox_due as due
+                     where due.agent_id = agent.id and due.tenant_id = agent.tenant_id) as work
                  cross join lateral dispatcher.read_gate_facts(agent.id, v_settings) as facts
                  cross join lateral dispatcher.wake_gates(facts, v_settings, true) as gates
                 where agent.gateway_id = v_gateway.id));
@@ -6377,7 +6784,8 @@ CREATE FUNCTION public.enqueue_workflow_run(p_tenant_id uuid, p_workflow_type te
     SET lock_timeout TO '2s'
     AS $$
 declare
-  v_faults constant text[] := dispatcher.faults_of_new_run(p_tenant_id, p_workflow_type, p_priority, p_initiator, p_task_id, p_agent, p_request_key)
+  v_faults constant text[] := dispatcher.faults_of_new_run(p_tenant_id, p_workflow_type, p_priority, p_initiator,
+      p_task_id, p_agent, p_request_key)
                               || dispatcher.faults_of_delay(p_delay_seconds, p_not_before);
   v_run public.workflow_runs;
 begin
@@ -6385,7 +6793,8 @@ begin
     return dispatcher.invalid(v_faults);
   end if;
   insert into public.workflow_runs as run (
-    tenant_id, workflow_type, input_payload, priority, initiator, task_id, pinned_agent_id, request_key, next_attempt_at)
+    tenant_id, workflow_type, input_payload, priority, initiator, task_id, pinned_agent_id, request_key,
+        next_attempt_at)
   values (p_tenant_id, btrim(p_workflow_type), coalesce(p_input, '{}'), coalesce(p_priority, 0), p_initiator, p_task_id,
           nullif(btrim(p_agent), ''), nullif(p_request_key, ''),
           greatest(p_not_before, case when p_delay_seconds > 0 then now() + make_interval(secs => p_delay_seconds) end))
@@ -6393,8 +6802,10 @@ begin
   returning * into v_run;
   if v_run.id is not null then
     return dispatcher.workflow_answer('ok', v_run)
-      || jsonb_build_object('routed', v_run.pinned_agent_id is not null or exists (select from public.workflow_agent_routing as route
-           where route.tenant_id = p_tenant_id and route.workflow_type = v_run.workflow_type and route.max_concurrent > 0));
+      || jsonb_build_object('routed', v_run.pinned_agent_id is not null
+          or exists (select from public.workflow_agent_routing as route
+           where route.tenant_id = p_tenant_id and route.workflow_type = v_run.workflow_type
+             and route.max_concurrent > 0));
   end if;
   select * into v_run from public.workflow_runs where tenant_id = p_tenant_id and request_key = p_request_key;
   return dispatcher.workflow_answer('already', v_run);
@@ -6440,10 +6851,13 @@ begin
     return dispatcher.unknown_gateway(p_tenant_id);
   end if;
   select count(*) into v_found from public.agent_inbox_items as item
-   where item.id = any (p_item_ids) and item.agent_id = any (v_agents) and item.tenant_id = p_tenant_id and item.status in ('pending', 'failed');
-  v_ids := dispatcher.expire_items(v_agents, p_item_ids, dispatcher.clean_inbox_reason(coalesce(p_reason, 'expired by the operator')));
+   where item.id = any (p_item_ids) and item.agent_id = any (v_agents) and item.tenant_id = p_tenant_id
+     and item.status in ('pending', 'failed');
+  v_ids := dispatcher.expire_items(v_agents, p_item_ids, dispatcher.clean_inbox_reason(coalesce(p_reason,
+      'expired by the operator')));
   return jsonb_build_object('code', 'ok', 'expired', cardinality(v_ids), 'item_ids', to_jsonb(v_ids),
-                            'busy', greatest(least(v_found, 500) - cardinality(v_ids), 0), 'again', v_found > 500 and cardinality(v_ids) > 0);
+                            'busy', greatest(least(v_found, 500) - cardinality(v_ids), 0), 'again', v_found > 500
+                                and cardinality(v_ids) > 0);
 exception when lock_not_available then
   return jsonb_build_object('code', 'ok', 'expired', 0, 'item_ids', '[]'::jsonb, 'busy', v_found, 'again', false);
 end
@@ -6456,7 +6870,8 @@ CREATE FUNCTION public.fail_inbox_item(p_item_id uuid, p_reason text DEFAULT NUL
     SET search_path TO ''
     AS $$
         update public.agent_inbox_items
-           set status = case when attempt_count >= max_attempts then 'dead_letter' else 'failed' end::public.inbox_item_status,
+           set status = case when attempt_count >= max_attempts then 'dead_letter'
+               else 'failed' end::public.inbox_item_status,
                failed_at = now(), leased_until = null, updated_at = now(),
                context = context || jsonb_build_object('last_failure_reason', p_reason)
          where id = p_item_id
@@ -6467,7 +6882,8 @@ COMMENT ON FUNCTION public.fail_inbox_item(p_item_id uuid, p_reason text) IS 'Fa
 CREATE FUNCTION public.fail_workflow_run(p_tenant_id uuid, p_run_id uuid, p_session text, p_error text, p_usage jsonb DEFAULT NULL::jsonb, p_claim_token uuid DEFAULT NULL::uuid) RETURNS jsonb
     LANGUAGE sql
     SET search_path TO ''
-    AS $$ select dispatcher.finish_workflow_run(p_tenant_id, p_run_id, p_session, p_claim_token, 'failed', null, p_error, p_usage) $$;
+    AS $$ select dispatcher.finish_workflow_run(p_tenant_id, p_run_id, p_session, p_claim_token, 'failed', null, p_error,
+    p_usage) $$;
 
 COMMENT ON FUNCTION public.fail_workflow_run(p_tenant_id uuid, p_run_id uuid, p_session text, p_error text, p_usage jsonb, p_claim_token uuid) IS 'The session that holds the run gave it up, with the reason. A repeat is already; busy: ask again.';
 
@@ -6483,7 +6899,8 @@ begin
   if jsonb_typeof(p_results) is distinct from 'array' then
     raise exception 'p_results must be an array of {id, claim_token, sent, error}' using errcode = 'OD002';
   end if;
-  select coalesce(sum(dispatcher.finish_notification(result.value)), 0) into v_count from jsonb_array_elements(p_results) as result;
+  select coalesce(sum(dispatcher.finish_notification(result.value)), 0) into v_count
+      from jsonb_array_elements(p_results) as result;
   return jsonb_build_object('finished', v_count);
 end
 $$;
@@ -6504,21 +6921,28 @@ declare
 begin
   v_instance := dispatcher.running_instance(p_instance_id);
   update public.dispatcher_instances
-     set last_heartbeat_at = now(), canary = p_nonce, realtime = coalesce(p_facts -> 'realtime', realtime), health = coalesce(p_facts -> 'health', health),
+     set last_heartbeat_at = now(), canary = p_nonce, realtime = coalesce(p_facts -> 'realtime', realtime),
+         health = coalesce(p_facts -> 'health', health),
          state = case state when 'lost' then 'running' else state end
    where id = p_instance_id;
-  perform dispatcher.send_gateway_hint(v_instance.gateway_id, 'canary', jsonb_build_object('instance_id', p_instance_id, 'nonce', p_nonce));
-  v_renewed := dispatcher.renew_wake_leases(p_instance_id, v_live, (dispatcher.settings_of_instance(p_instance_id)).lease_seconds);
+  perform dispatcher.send_gateway_hint(v_instance.gateway_id, 'canary',
+      jsonb_build_object('instance_id', p_instance_id, 'nonce', p_nonce));
+  v_renewed := dispatcher.renew_wake_leases(p_instance_id, v_live,
+      (dispatcher.settings_of_instance(p_instance_id)).lease_seconds);
   select jsonb_agg(live.id) into v_fenced from unnest(v_live) as live (id)
-   where not exists (select from public.agent_wakes as wake where wake.id = live.id and wake.instance_id = p_instance_id and wake.ended_at is null);
-  -- Named, not closed: this call may be an old one that arrives late, and the instance alone knows whether a process runs.
-  select jsonb_agg(dispatcher.open_wake_facts(wake) order by wake.claimed_at) into v_unattended from public.agent_wakes as wake
+   where not exists (select from public.agent_wakes as wake where wake.id = live.id and wake.instance_id = p_instance_id
+     and wake.ended_at is null);
+  -- Named, not closed: this call may be an old one that arrives late, and the instance alone knows whether a process
+  -- runs.
+  select jsonb_agg(dispatcher.open_wake_facts(wake) order by wake.claimed_at) into v_unattended
+      from public.agent_wakes as wake
    where wake.instance_id = p_instance_id and wake.state in ('starting', 'running') and wake.id <> all (v_live);
   perform dispatcher.warm_backend();
   return jsonb_build_object('renewed', v_renewed, 'broadcast_available', dispatcher.broadcast_hints_available(),
                             'fenced', coalesce(v_fenced, '[]'), 'unattended', coalesce(v_unattended, '[]'),
                             'orphaned', dispatcher.wakes_without_owner(v_instance),
-                            'faults', dispatcher.new_faults(v_instance, (p_facts ->> 'faults_after')::bigint), 'now', now());
+                            'faults', dispatcher.new_faults(v_instance, (p_facts ->> 'faults_after')::bigint), 'now',
+                                now());
 end
 $$;
 
@@ -6563,21 +6987,25 @@ begin
   return jsonb_build_object(
     'agent', jsonb_build_object('id', v_agent_id, 'slug', p_agent_slug),
     'actionable_count', (select count(*) from dispatcher.inbox_due as due
-                          where due.tenant_id = p_tenant_id and due.agent_id = v_agent_id and due.due_at <= clock_timestamp()),
+                          where due.tenant_id = p_tenant_id and due.agent_id = v_agent_id
+                            and due.due_at <= clock_timestamp()),
     'by_status', (select coalesce(jsonb_object_agg(counted.status, counted.amount), '{}'::jsonb)
                     from (select item.status, count(*) as amount from public.agent_inbox_items as item
-                           where item.tenant_id = p_tenant_id and item.agent_id = v_agent_id and item.status in ('pending', 'failed', 'leased')
+                           where item.tenant_id = p_tenant_id and item.agent_id = v_agent_id
+                             and item.status in ('pending', 'failed', 'leased')
                            group by item.status) as counted),
     'items', (select coalesce(jsonb_agg(listed.entry order by listed.created_at, listed.id), '[]'::jsonb)
                 from (select item.created_at, item.id, jsonb_build_object(
                                'inbox_item_id', item.id, 'event_type', item.event_type, 'summary', item.summary,
-                               'task_id', item.task_id, 'status', item.status, 'attempt', item.attempt_count, 'max_attempts', item.max_attempts,
+                               'task_id', item.task_id, 'status', item.status, 'attempt', item.attempt_count,
+                                   'max_attempts', item.max_attempts,
                                'due_at', dispatcher.finite_time(greatest(due.due_at, due.created_at)),
                                'leased_until', dispatcher.finite_time(item.leased_until),
                                'created_at', dispatcher.finite_time(item.created_at)) as entry
                         from public.agent_inbox_items as item
                         left join dispatcher.inbox_due as due on due.id = item.id
-                       where item.tenant_id = p_tenant_id and item.agent_id = v_agent_id and item.status in ('pending', 'failed', 'leased')
+                       where item.tenant_id = p_tenant_id and item.agent_id = v_agent_id
+                         and item.status in ('pending', 'failed', 'leased')
                        order by item.created_at, item.id
                        limit 50) as listed));
 end
@@ -6645,13 +7073,16 @@ CREATE FUNCTION public.list_budgets(p_tenant_id uuid, p_default_usd numeric DEFA
     AS $$
   select jsonb_build_object('code', 'ok', 'budgets', coalesce(jsonb_agg(
            dispatcher.shown_row(to_jsonb(budget) - 'tenant_id') || coalesce(dispatcher.shown_row(to_jsonb(evaluated))
-              - array['id', 'name', 'scope', 'scope_id', 'period', 'action', 'fail_closed', 'cap_usd', 'cap_tokens'], '{}')
+              - array['id', 'name', 'scope', 'scope_id', 'period', 'action', 'fail_closed', 'cap_usd', 'cap_tokens'],
+                  '{}')
            || jsonb_build_object('events', (select coalesce(jsonb_agg(event.event_kind order by event.id), '[]')
                                               from public.budget_events as event
-                                             where event.budget_id = budget.id and event.period_key = evaluated.period_key))
+                                             where event.budget_id = budget.id
+                                               and event.period_key = evaluated.period_key))
            order by budget.active desc, budget.scope, budget.scope_id, budget.period, budget.created_at), '[]'))
     from public.budgets as budget
-    left join unnest(dispatcher.evaluate_budgets(p_tenant_id, dispatcher.workflow_estimates(p_tenant_id, p_default_usd))) as evaluated
+    left join unnest(dispatcher.evaluate_budgets(p_tenant_id,
+        dispatcher.workflow_estimates(p_tenant_id, p_default_usd))) as evaluated
       on evaluated.id = budget.id
    where budget.tenant_id = p_tenant_id
 $$;
@@ -6669,15 +7100,20 @@ begin
   if v_gateway_id is null then
     return dispatcher.unknown_gateway(p_tenant_id);
   end if;
-  if p_agent is not null and not exists (select from public.agents where gateway_id = v_gateway_id and (slug = p_agent or id::text = p_agent)) then
+  if p_agent is not null and not exists (select from public.agents where gateway_id = v_gateway_id
+      and (slug = p_agent or id::text = p_agent)) then
     return dispatcher.unknown_agent(v_gateway_id);
   end if;
   return jsonb_build_object('code', 'ok', 'items', coalesce((
     select jsonb_agg(dispatcher.shown_row(to_jsonb(listed)) order by listed.created_at desc)
-      from (select item.id, agent.slug as agent, item.event_type, item.status, item.attempt_count, item.max_attempts, item.created_at,
-                   item.leased_until, left(item.summary, 200) as summary, item.context ->> 'last_failure_reason' as last_failure_reason
-              from public.agents as agent join public.agent_inbox_items as item on item.agent_id = agent.id and item.tenant_id = agent.tenant_id
-             where agent.gateway_id = v_gateway_id and (p_agent is null or agent.slug = p_agent or agent.id::text = p_agent)
+      from (select item.id, agent.slug as agent, item.event_type, item.status, item.attempt_count, item.max_attempts,
+          item.created_at,
+                   item.leased_until, left(item.summary, 200) as summary,
+                       item.context ->> 'last_failure_reason' as last_failure_reason
+              from public.agents as agent join public.agent_inbox_items as item on item.agent_id = agent.id
+                  and item.tenant_id = agent.tenant_id
+             where agent.gateway_id = v_gateway_id and (p_agent is null or agent.slug = p_agent
+               or agent.id::text = p_agent)
                and (p_status is null or item.status::text = p_status)
              order by item.created_at desc limit least(greatest(coalesce(p_limit, 50), 1), 1000)) as listed), '[]'));
 end
@@ -6696,7 +7132,8 @@ begin
   if v_gateway_id is null then
     return dispatcher.unknown_gateway(p_tenant_id);
   end if;
-  if p_agent is not null and not exists (select from public.agents where gateway_id = v_gateway_id and (slug = p_agent or id::text = p_agent)) then
+  if p_agent is not null and not exists (select from public.agents where gateway_id = v_gateway_id
+      and (slug = p_agent or id::text = p_agent)) then
     return dispatcher.unknown_agent(v_gateway_id);
   end if;
   return jsonb_build_object('code', 'ok', 'wakes', coalesce((
@@ -6709,13 +7146,17 @@ begin
       -- One join for all of them: usage has no index by agent, and must not be read once per wake.
       select listed.id, sum(usage.cost_total_usd) as cost_usd
         from listed join public.agent_usage as usage
-          on usage.agent_id = listed.agent_id and usage.occurred_at between listed.started_at and coalesce(listed.ended_at, now())
+          on usage.agent_id = listed.agent_id
+              and usage.occurred_at between listed.started_at and coalesce(listed.ended_at, now())
        group by listed.id
     )
-    select jsonb_agg(jsonb_build_object('wake_id', listed.id, 'agent', listed.slug, 'path', listed.path, 'state', listed.state,
+    select jsonb_agg(jsonb_build_object('wake_id', listed.id, 'agent', listed.slug, 'path', listed.path, 'state',
+        listed.state,
                        'claimed_at', listed.claimed_at, 'started_at', listed.started_at, 'ended_at', listed.ended_at,
-                       'seconds', round(extract(epoch from dispatcher.known_time(coalesce(listed.ended_at, now())) - dispatcher.known_time(listed.started_at)), 1),
-                       'exit_code', listed.exit_code, 'error', left(listed.error, 500), 'items', cardinality(listed.item_ids),
+                       'seconds', round(extract(epoch from dispatcher.known_time(coalesce(listed.ended_at,
+                           now())) - dispatcher.known_time(listed.started_at)), 1),
+                       'exit_code', listed.exit_code, 'error', left(listed.error, 500), 'items',
+                           cardinality(listed.item_ids),
                        'cost_usd', costs.cost_usd)
                      order by listed.ended_at is null desc, listed.claimed_at desc)
       from listed left join costs using (id)), '[]'));
@@ -6728,7 +7169,8 @@ CREATE FUNCTION public.list_workflow_runs(p_tenant_id uuid, p_status text DEFAUL
     LANGUAGE sql STABLE
     SET search_path TO ''
     AS $$
-  select jsonb_build_object('count', count(*), 'runs', coalesce(jsonb_agg(dispatcher.workflow_run_json(listed) - 'input_payload' - 'output_summary'
+  select jsonb_build_object('count', count(*), 'runs',
+      coalesce(jsonb_agg(dispatcher.workflow_run_json(listed) - 'input_payload' - 'output_summary'
                               order by listed.created_at desc, listed.id), '[]'))
     from (select * from public.workflow_runs
            where tenant_id = p_tenant_id and (p_status is null or status = p_status)
@@ -6747,10 +7189,12 @@ declare
   v_tick constant dispatcher.tick := dispatcher.tick_of(p_instance_id);
 begin
   return jsonb_build_object(
-    'stop_wakes', dispatcher.wakes_to_stop(p_instance_id), 'orphan_after', dispatcher.orphan_after_seconds(v_tick.settings),
+    'stop_wakes', dispatcher.wakes_to_stop(p_instance_id), 'orphan_after',
+        dispatcher.orphan_after_seconds(v_tick.settings),
     'suspects', (
       select coalesce(jsonb_agg(jsonb_build_object(
-               'run_id', run.id, 'attempt', run.dispatch_attempts, 'workflow_type', run.workflow_type, 'agent_id', run.owner_agent_id,
+               'run_id', run.id, 'attempt', run.dispatch_attempts, 'workflow_type', run.workflow_type, 'agent_id',
+                   run.owner_agent_id,
                'session_id', run.session_id, 'claim_token', run.claim_token,
                'silent_for', -dispatcher.seconds_until(dispatcher.last_heartbeat(run)),
                'workspace_slug', (select slug from public.workspace where tenant_id = run.tenant_id limit 1))
@@ -6758,7 +7202,8 @@ begin
         from public.workflow_runs as run
         join public.agents as agent on agent.tenant_id = run.tenant_id and agent.slug = run.owner_agent_id
          and agent.gateway_id = v_tick.gateway_id
-       where run.tenant_id = v_tick.tenant_id and run.status = 'running' and dispatcher.is_suspect(run, v_tick.settings)));
+       where run.tenant_id = v_tick.tenant_id and run.status = 'running'
+         and dispatcher.is_suspect(run, v_tick.settings)));
 end
 $$;
 
@@ -6769,7 +7214,8 @@ CREATE FUNCTION public.note_sweep(p_instance_id uuid, p_sweep jsonb) RETURNS voi
     SET search_path TO ''
     SET lock_timeout TO '1s'
     AS $$
-  update public.dispatcher_instances set last_sweep_at = now(), last_heartbeat_at = now(), last_sweep = p_sweep where id = p_instance_id
+  update public.dispatcher_instances set last_sweep_at = now(), last_heartbeat_at = now(), last_sweep = p_sweep
+      where id = p_instance_id
 $$;
 
 COMMENT ON FUNCTION public.note_sweep(p_instance_id uuid, p_sweep jsonb) IS 'Keeps what a sweep did, for status: counts by phase, errors, ms.';
@@ -6778,7 +7224,8 @@ CREATE FUNCTION public.poll_workflow_runs(p_tenant_id uuid, p_agent text, p_limi
     LANGUAGE sql STABLE
     SET search_path TO ''
     AS $$
-  select jsonb_build_object('agent', p_agent, 'count', count(*), 'runs', coalesce(jsonb_agg(dispatcher.workflow_run_json(pending)
+  select jsonb_build_object('agent', p_agent, 'count', count(*), 'runs',
+      coalesce(jsonb_agg(dispatcher.workflow_run_json(pending)
                               order by pending.priority desc, pending.dispatched_at, pending.id), '[]'))
     from (select * from public.workflow_runs
            where tenant_id = p_tenant_id and status = 'dispatched' and (p_agent is null or owner_agent_id = p_agent)
@@ -6817,13 +7264,17 @@ begin
     v_origin.content_key := dispatcher.inbox_content_key(v_wake.id, v_content, v_now);
   end if;
   v_known := dispatcher.find_posted_item(p_tenant_id, v_origin.from_agent_id, v_origin.request_key, array[
-    v_origin.content_key, case when v_origin.content_key is not null then dispatcher.inbox_content_key(v_wake.id, v_content, v_now - interval '10 minutes') end]);
+    v_origin.content_key, case when v_origin.content_key is not null
+        then dispatcher.inbox_content_key(v_wake.id, v_content, v_now - interval '10 minutes') end]);
   if v_known.item_id is not null then
-    return jsonb_build_object('applied', true, 'code', 'already', 'inbox_item_id', v_known.item_id, 'chain_depth', v_known.chain_depth);
+    return jsonb_build_object('applied', true, 'code', 'already', 'inbox_item_id', v_known.item_id, 'chain_depth',
+        v_known.chain_depth);
   end if;
   v_origin.chain_depth := dispatcher.depth_of_post(v_wake);
-  return jsonb_build_object('applied', true, 'code', 'ok', 'chain_depth', v_origin.chain_depth, 'inbox_item_id', dispatcher.insert_post(
-    v_origin, v_recipient_id, p_to_agent_slug, p_event_type, v_summary, v_context || jsonb_build_object('from_agent', p_from_agent_slug)));
+  return jsonb_build_object('applied', true, 'code', 'ok', 'chain_depth', v_origin.chain_depth, 'inbox_item_id',
+      dispatcher.insert_post(
+    v_origin, v_recipient_id, p_to_agent_slug, p_event_type, v_summary, v_context
+        || jsonb_build_object('from_agent', p_from_agent_slug)));
 exception when lock_not_available then
   return jsonb_build_object('applied', false, 'code', 'busy');
 end
@@ -6843,16 +7294,21 @@ begin
   if v_gateway_id is null then
     return dispatcher.unknown_gateway(p_tenant_id);
   end if;
-  if num_nonnulls(p_identity ->> 'hostname', p_identity ->> 'host_id', p_identity ->> 'pid', p_identity ->> 'version') < 4 then
+  if num_nonnulls(p_identity ->> 'hostname', p_identity ->> 'host_id', p_identity ->> 'pid',
+      p_identity ->> 'version') < 4 then
     return jsonb_build_object('code', 'invalid', 'error', 'p_identity needs hostname, host_id, pid and version');
   end if;
-  insert into public.dispatcher_gateways (gateway_id, tenant_id) values (v_gateway_id, p_tenant_id) on conflict do nothing;
+  insert into public.dispatcher_gateways (gateway_id, tenant_id) values (v_gateway_id, p_tenant_id)
+      on conflict do nothing;
   perform dispatcher.forget_old_instances(v_gateway_id);
-  insert into public.dispatcher_instances as instance (id, tenant_id, gateway_id, hostname, host_id, pid, pid_started_at, version)
-  values (v_id, p_tenant_id, v_gateway_id, p_identity ->> 'hostname', p_identity ->> 'host_id', (p_identity ->> 'pid')::integer,
+  insert into public.dispatcher_instances as instance (id, tenant_id, gateway_id, hostname, host_id, pid,
+      pid_started_at, version)
+  values (v_id, p_tenant_id, v_gateway_id, p_identity ->> 'hostname', p_identity ->> 'host_id',
+      (p_identity ->> 'pid')::integer,
           (p_identity ->> 'pid_started_at')::double precision, p_identity ->> 'version')
   on conflict (id) do update set state = 'running', stopped_at = null, last_heartbeat_at = now()
-   where instance.gateway_id = excluded.gateway_id and instance.tenant_id = excluded.tenant_id and instance.pid = excluded.pid
+   where instance.gateway_id = excluded.gateway_id and instance.tenant_id = excluded.tenant_id
+     and instance.pid = excluded.pid
      and instance.host_id = excluded.host_id
   returning id into v_id;
   if v_id is null then
@@ -6862,7 +7318,8 @@ begin
   perform dispatcher.keep_settings(v_id, p_tenant_id, p_settings);
   return jsonb_build_object('code', 'ok', 'instance_id', v_id, 'gateway_id', v_gateway_id,
                             'gateway_slug', (select slug from public.gateways where id = v_gateway_id),
-                            'topic', dispatcher.dispatcher_gateway_topic(v_gateway_id), 'broadcast_available', dispatcher.broadcast_hints_available(),
+                            'topic', dispatcher.dispatcher_gateway_topic(v_gateway_id), 'broadcast_available',
+                                dispatcher.broadcast_hints_available(),
                             'open_wakes', dispatcher.open_wakes_of_others(v_id), 'now', now());
 end
 $$;
@@ -6886,12 +7343,14 @@ begin
    where id = p_item_id and tenant_id = p_tenant_id and agent_id = any (v_agents) for update skip locked;
   if v_item.id is null then
     return jsonb_build_object('applied', false, 'code', case when exists (
-      select from public.agent_inbox_items where id = p_item_id and tenant_id = p_tenant_id and agent_id = any (v_agents)) then 'busy' else 'not_found' end);
+      select from public.agent_inbox_items where id = p_item_id and tenant_id = p_tenant_id
+          and agent_id = any (v_agents)) then 'busy' else 'not_found' end);
   elsif v_item.status <> 'leased' then
     return jsonb_build_object('applied', false, 'code', 'not_leased', 'status', v_item.status);
   end if;
   return jsonb_build_object('applied', true, 'code', 'ok', 'status', 'pending', 'leased_until', v_item.leased_until,
-    'wake_id', dispatcher.release_lease(v_item, dispatcher.clean_inbox_reason(coalesce(p_reason, 'released by the operator'))));
+    'wake_id', dispatcher.release_lease(v_item, dispatcher.clean_inbox_reason(coalesce(p_reason,
+        'released by the operator'))));
 exception when lock_not_available then
   return jsonb_build_object('applied', false, 'code', 'busy');
 end
@@ -6931,7 +7390,8 @@ CREATE FUNCTION public.remove_workflow_route(p_tenant_id uuid, p_workflow_type t
     AS $$
 begin
   delete from public.workflow_agent_routing where tenant_id = p_tenant_id and workflow_type = p_workflow_type;
-  return jsonb_build_object('applied', found, 'code', case when found then 'ok' else 'not_found' end, 'workflow_type', p_workflow_type);
+  return jsonb_build_object('applied', found, 'code', case when found then 'ok' else 'not_found' end, 'workflow_type',
+      p_workflow_type);
 exception when lock_not_available then
   return jsonb_build_object('applied', false, 'code', 'busy', 'workflow_type', p_workflow_type);
 end
@@ -6969,7 +7429,8 @@ begin
     end if;
     v_results := v_results || (v_answer || jsonb_build_object('report', v_report ->> 'report'));
   end loop;
-  -- The gateway's row is the last to be waited for, and whoever holds it waits for nobody: what is reported stands in any case.
+  -- The gateway's row is the last to be waited for, and whoever holds it waits for nobody: what is reported stands in
+  -- any case.
   begin
     perform set_config('lock_timeout', '1s', true);
     v_claims := dispatcher.claim_waiting_wakes(p_instance_id, p_claim_limit, p_request);
@@ -6997,7 +7458,8 @@ begin
   if v_code not in ('ok', 'held') then
     return dispatcher.refuse_workflow_caller(v_code, v_run, p_tenant_id, p_run_id, p_session, p_claim_token, p_usage);
   end if;
-  return dispatcher.workflow_answer('ok', dispatcher.book_workflow_usage(v_run, p_usage)) || jsonb_build_object('usage_booked', true);
+  return dispatcher.workflow_answer('ok', dispatcher.book_workflow_usage(v_run, p_usage))
+      || jsonb_build_object('usage_booked', true);
 exception when lock_not_available then
   return dispatcher.refuse_run(p_run_id, 'busy');
 end
@@ -7021,10 +7483,12 @@ begin
   if v_gateway_id is null then
     return dispatcher.unknown_gateway(p_tenant_id);
   end if;
-  select id, slug into v_agent from public.agents where tenant_id = p_tenant_id and gateway_id = v_gateway_id and (slug = p_agent or id::text = p_agent);
+  select id, slug into v_agent from public.agents where tenant_id = p_tenant_id and gateway_id = v_gateway_id
+      and (slug = p_agent or id::text = p_agent);
   if v_agent is null then
     return jsonb_build_object('code', 'unknown_agent', 'known',
-      coalesce((select jsonb_agg(slug order by slug) from public.agents where tenant_id = p_tenant_id and gateway_id = v_gateway_id), '[]'));
+      coalesce((select jsonb_agg(slug order by slug) from public.agents where tenant_id = p_tenant_id
+          and gateway_id = v_gateway_id), '[]'));
   end if;
   v_settings := dispatcher.settings_of_gateway(v_gateway_id, p_settings);
   v_gates := dispatcher.wake_gates(dispatcher.read_gate_facts(v_agent.id, v_settings), v_settings, v_dry_run);
@@ -7039,9 +7503,12 @@ begin
       perform dispatcher.send_gateway_hint(v_gateway_id, 'agent', jsonb_build_object('agent_id', v_agent.id));
     end if;
   end if;
-  return jsonb_build_object('code', 'ok', 'agent', v_agent.slug, 'agent_id', v_agent.id, 'blocked', to_jsonb(v_gates.blocked),
-                            'retry_in', dispatcher.seconds_until(v_gates.retry_at), 'requested', not v_dry_run and v_gates.blocked <@ array['concurrency_limit'],
-                            'daemons', (select count(*) from public.dispatcher_instances as instance where gateway_id = v_gateway_id and state = 'running'
+  return jsonb_build_object('code', 'ok', 'agent', v_agent.slug, 'agent_id', v_agent.id, 'blocked',
+      to_jsonb(v_gates.blocked),
+                            'retry_in', dispatcher.seconds_until(v_gates.retry_at), 'requested', not v_dry_run
+                                and v_gates.blocked <@ array['concurrency_limit'],
+                            'daemons', (select count(*) from public.dispatcher_instances as instance
+                                where gateway_id = v_gateway_id and state = 'running'
                                           and not dispatcher.is_instance_silent(instance)), 'now', clock_timestamp());
 end
 $$;
@@ -7072,12 +7539,14 @@ begin
                                      case when p_dry_run then 100000 else v_limit end) as chosen;
   if not coalesce(p_dry_run, false) then
     -- Named alone, an agent is freed of its stall also where it has nothing to bring back.
-    v_done := dispatcher.requeue_chosen_items(case when p_agent is not null then v_agents else array(select distinct unnest(v_owners)) end, v_items, v_owners);
+    v_done := dispatcher.requeue_chosen_items(case when p_agent is not null then v_agents
+        else array(select distinct unnest(v_owners)) end, v_items, v_owners);
   end if;
   return jsonb_build_object(
     'code', 'ok', 'requeued', cardinality(v_done), 'item_ids', to_jsonb(v_done), 'dry_run', coalesce(p_dry_run, false),
     'found', coalesce(cardinality(v_items), 0), 'found_ids', to_jsonb(coalesce(v_items[1:100], '{}')),
-    'busy', case when coalesce(p_dry_run, false) then 0 else coalesce(cardinality(v_items), 0) - cardinality(v_done) end,
+    'busy', case when coalesce(p_dry_run, false) then 0 else coalesce(cardinality(v_items),
+        0) - cardinality(v_done) end,
     'again', cardinality(v_done) > 0 and cardinality(v_items) >= v_limit,
     'dead_letters_left', (select count(*) from dispatcher.items_to_requeue(v_agents, false, null, true, null, 10000)));
 end
@@ -7100,7 +7569,8 @@ begin
   if p_request is null then
     return dispatcher.refuse_respawn(p_run_id, 'invalid');
   end if;
-  select * into v_wake from public.agent_wakes where claim_request = p_request and state in ('starting', 'running') limit 1;
+  select * into v_wake from public.agent_wakes where claim_request = p_request and state in ('starting', 'running')
+      limit 1;
   if v_wake.id is not null then  -- asked before under the same request: the same grant
     select * into v_run from public.workflow_runs where id = v_wake.workflow_run_id;
     return dispatcher.respawn_grant(v_wake, v_run);
@@ -7159,7 +7629,8 @@ CREATE FUNCTION public.seed_workflow_routes(p_tenant_id uuid) RETURNS jsonb
 declare
   v_faults constant text[] := dispatcher.faults_of_tenant(p_tenant_id);
 begin
-  return case when cardinality(v_faults) > 0 then dispatcher.invalid(v_faults) else dispatcher.add_reference_routes(p_tenant_id) end;
+  return case when cardinality(v_faults) > 0 then dispatcher.invalid(v_faults)
+      else dispatcher.add_reference_routes(p_tenant_id) end;
 exception when lock_not_available then
   return jsonb_build_object('applied', false, 'code', 'busy', 'seeded', 0, 'routes', jsonb_build_array());
 end
@@ -7173,7 +7644,8 @@ CREATE FUNCTION public.set_budget(p_tenant_id uuid, p_name text, p_scope text, p
     SET lock_timeout TO '3s'
     AS $$
 declare
-  v_faults constant text[] := dispatcher.faults_of_budget(p_tenant_id, p_name, p_scope, p_scope_id, p_period, p_cap_usd, p_cap_tokens,
+  v_faults constant text[] := dispatcher.faults_of_budget(p_tenant_id, p_name, p_scope, p_scope_id, p_period,
+      p_cap_usd, p_cap_tokens,
                                                           p_action, p_timezone);
   v_budget public.budgets;
 begin
@@ -7186,16 +7658,19 @@ begin
   end if;
   insert into public.budgets as budget (
     id, tenant_id, name, scope, scope_id, period, timezone, cap_usd, cap_tokens, action_on_exceed, fail_closed)
-  values (coalesce(v_budget.id, gen_random_uuid()), p_tenant_id, btrim(p_name), p_scope, nullif(p_scope_id, ''), p_period,
+  values (coalesce(v_budget.id, gen_random_uuid()), p_tenant_id, btrim(p_name), p_scope, nullif(p_scope_id, ''),
+      p_period,
           coalesce(p_timezone, 'UTC'), p_cap_usd, p_cap_tokens, p_action, coalesce(p_fail_closed, false))
   on conflict (id) do update
-     set name = excluded.name, scope = excluded.scope, scope_id = excluded.scope_id, period = excluded.period, timezone = excluded.timezone,
+     set name = excluded.name, scope = excluded.scope, scope_id = excluded.scope_id, period = excluded.period,
+         timezone = excluded.timezone,
          cap_usd = excluded.cap_usd, cap_tokens = excluded.cap_tokens, action_on_exceed = excluded.action_on_exceed,
          fail_closed = excluded.fail_closed, active = true, updated_at = now()
   returning * into v_budget;
   return jsonb_build_object('applied', true, 'code', 'ok', 'budget', to_jsonb(v_budget) - 'tenant_id');
 exception when unique_violation then
-  return jsonb_build_object('applied', false, 'code', 'exists', 'faults', jsonb_build_array('another active budget has this scope and period'));
+  return jsonb_build_object('applied', false, 'code', 'exists', 'faults',
+      jsonb_build_array('another active budget has this scope and period'));
 when lock_not_available then
   return jsonb_build_object('applied', false, 'code', 'busy', 'budget_id', p_budget_id);
 end
@@ -7209,13 +7684,15 @@ CREATE FUNCTION public.set_workflow_route(p_tenant_id uuid, p_workflow_type text
     SET lock_timeout TO '3s'
     AS $$
 declare
-  v_faults constant text[] := dispatcher.faults_of_route(p_tenant_id, p_workflow_type, p_agent, p_priority, p_max_concurrent, p_timeout_minutes);
+  v_faults constant text[] := dispatcher.faults_of_route(p_tenant_id, p_workflow_type, p_agent, p_priority,
+      p_max_concurrent, p_timeout_minutes);
   v_route public.workflow_agent_routing;
 begin
   if cardinality(v_faults) > 0 then
     return dispatcher.invalid(v_faults);
   end if;
-  insert into public.workflow_agent_routing as route (tenant_id, workflow_type, agent_id, priority, max_concurrent, timeout_minutes)
+  insert into public.workflow_agent_routing as route (tenant_id, workflow_type, agent_id, priority, max_concurrent,
+      timeout_minutes)
   values (p_tenant_id, btrim(p_workflow_type), btrim(p_agent), coalesce(p_priority, 0), coalesce(p_max_concurrent, 1),
           coalesce(p_timeout_minutes, 60))
   on conflict (tenant_id, workflow_type) do update
@@ -7237,15 +7714,21 @@ CREATE FUNCTION public.show_workflow_run(p_tenant_id uuid, p_run_id uuid) RETURN
     AS $$
   select case when run.id is null then jsonb_build_object('code', 'not_found', 'run_id', p_run_id) else
     jsonb_build_object('code', 'ok', 'run', dispatcher.workflow_run_json(run),
-      'events', (select coalesce(jsonb_agg(jsonb_build_object('at', event.at, 'from', event.from_status, 'to', event.to_status, 'attempt', event.attempt,
-                   'actor', event.actor, 'reason', event.reason) order by event.id), '[]') from public.workflow_run_events as event where event.run_id = p_run_id),
-      'claims', (select coalesce(jsonb_agg(to_jsonb(claim) - array['claim_token', 'tenant_id', 'run_id', 'workflow_type'] order by claim.claimed_at), '[]')
+      'events', (select coalesce(jsonb_agg(jsonb_build_object('at', event.at, 'from', event.from_status, 'to',
+          event.to_status, 'attempt', event.attempt,
+                   'actor', event.actor, 'reason', event.reason) order by event.id), '[]')
+                       from public.workflow_run_events as event where event.run_id = p_run_id),
+      'claims', (select coalesce(jsonb_agg(to_jsonb(claim) - array['claim_token', 'tenant_id', 'run_id',
+          'workflow_type'] order by claim.claimed_at), '[]')
                    from public.workflow_claims as claim where claim.run_id = p_run_id),
-      'notifications', (select coalesce(jsonb_agg(to_jsonb(note) - array['claim_token', 'tenant_id', 'run_id'] order by note.attempt), '[]')
+      'notifications', (select coalesce(jsonb_agg(to_jsonb(note) - array['claim_token', 'tenant_id', 'run_id']
+          order by note.attempt), '[]')
                           from public.workflow_notifications as note where note.run_id = p_run_id),
-      'approvals', (select coalesce(jsonb_agg(to_jsonb(approval) - array['tenant_id', 'run_id'] order by approval.created_at), '[]')
+      'approvals', (select coalesce(jsonb_agg(to_jsonb(approval) - array['tenant_id', 'run_id']
+          order by approval.created_at), '[]')
                       from public.workflow_approvals as approval where approval.run_id = p_run_id)) end
-    from (select 1) as one_row left join public.workflow_runs as run on run.id = p_run_id and run.tenant_id = p_tenant_id
+    from (select 1) as one_row left join public.workflow_runs as run on run.id = p_run_id
+        and run.tenant_id = p_tenant_id
 $$;
 
 COMMENT ON FUNCTION public.show_workflow_run(p_tenant_id uuid, p_run_id uuid) IS 'One run whole: record, events, claims, notifications, approvals.';
@@ -7288,7 +7771,8 @@ begin
     else raise exception 'unknown phase %', left(p_phase, 100) using errcode = 'OD002',
       hint = 'look, expired, dead, chained, stalled, released, listed, claims, alerted or pruned';
   end case;
-  return jsonb_build_object('phase', p_phase, 'count', v_count, 'again', coalesce(v_count >= v_limit, false)) || v_answer
+  return jsonb_build_object('phase', p_phase, 'count', v_count, 'again', coalesce(v_count >= v_limit, false))
+      || v_answer
          || jsonb_build_object('ms', round(extract(epoch from clock_timestamp() - v_started) * 1000));
 end
 $$;
@@ -7302,13 +7786,19 @@ CREATE FUNCTION public.workflow_stats(p_tenant_id uuid) RETURNS jsonb
   select jsonb_build_object(
     'code', 'ok', 'now', now(),
     'by_status', (select coalesce(jsonb_object_agg(counted.status, counted.number), '{}')
-                    from (select status, count(*) as number from public.workflow_runs where tenant_id = p_tenant_id group by status) as counted),
+                    from (select status, count(*) as number from public.workflow_runs where tenant_id = p_tenant_id
+                        group by status) as counted),
     'by_type', (select coalesce(jsonb_agg(jsonb_build_object(
-                  'workflow_type', types.workflow_type, 'agent_id', route.agent_id, 'priority', route.priority, 'max_concurrent', route.max_concurrent,
-                  'timeout_minutes', route.timeout_minutes, 'queued', coalesce(types.queued, 0), 'active', coalesce(types.active, 0),
-                  'held_by', case when types.queued > 0 then coalesce(tick.held_by -> types.workflow_type, '[]') else '[]' end,
-                  'oldest_queued_seconds', round(-dispatcher.seconds_until(types.oldest))) order by types.workflow_type), '[]')
-                  from (select coalesce(open.workflow_type, routed.workflow_type) as workflow_type, open.queued, open.active, open.oldest
+                  'workflow_type', types.workflow_type, 'agent_id', route.agent_id, 'priority', route.priority,
+                      'max_concurrent', route.max_concurrent,
+                  'timeout_minutes', route.timeout_minutes, 'queued', coalesce(types.queued, 0), 'active',
+                      coalesce(types.active, 0),
+                  'held_by', case when types.queued > 0 then coalesce(tick.held_by -> types.workflow_type, '[]')
+                      else '[]' end,
+                  'oldest_queued_seconds', round(-dispatcher.seconds_until(types.oldest)))
+                      order by types.workflow_type), '[]')
+                  from (select coalesce(open.workflow_type, routed.workflow_type) as workflow_type, open.queued,
+                      open.active, open.oldest
                           from (select workflow_type, count(*) filter (where status = 'queued') as queued,
                                        count(*) filter (where status <> 'queued') as active,
                                        min(queued_at) filter (where status = 'queued' and isfinite(queued_at)) as oldest
@@ -7316,22 +7806,29 @@ CREATE FUNCTION public.workflow_stats(p_tenant_id uuid) RETURNS jsonb
                                    and (status in ('queued', 'dispatched', 'claimed', 'running')
                                         or paused_from in ('dispatched', 'claimed', 'running'))
                                  group by workflow_type) as open
-                          full join (select workflow_type from public.workflow_agent_routing where tenant_id = p_tenant_id) as routed
+                          full join (select workflow_type from public.workflow_agent_routing
+                              where tenant_id = p_tenant_id) as routed
                                using (workflow_type)) as types
                   left join public.workflow_agent_routing as route
                     on route.tenant_id = p_tenant_id and route.workflow_type = types.workflow_type
                   left join (select last_tick -> 'held_by' as held_by from public.dispatcher_instances
-                              where tenant_id = p_tenant_id and last_tick is not null order by last_tick ->> 'at' desc limit 1) as tick on true),
-    'no_route', (select count(*) from public.workflow_runs as run where run.tenant_id = p_tenant_id and run.status = 'queued' and run.pinned_agent_id is null
-                    and not exists (select from public.workflow_agent_routing as route where route.tenant_id = p_tenant_id and route.workflow_type = run.workflow_type)),
+                              where tenant_id = p_tenant_id and last_tick is not null order by last_tick ->> 'at' desc
+                                  limit 1) as tick on true),
+    'no_route', (select count(*) from public.workflow_runs as run where run.tenant_id = p_tenant_id
+        and run.status = 'queued' and run.pinned_agent_id is null
+                    and not exists (select from public.workflow_agent_routing as route
+                        where route.tenant_id = p_tenant_id and route.workflow_type = run.workflow_type)),
     'finished_last_24h', (select coalesce(jsonb_object_agg(recent.status, recent.number), '{}')
                             from (select status, count(*) as number from public.workflow_runs
-                                   where tenant_id = p_tenant_id and finished_at > now() - interval '24 hours' group by status) as recent),
+                                   where tenant_id = p_tenant_id and finished_at > now() - interval '24 hours'
+                                       group by status) as recent),
     'cost_last_24h_usd', (select coalesce(sum(dispatcher.known_cost(cost_estimate)), 0) from public.workflow_runs
                            where tenant_id = p_tenant_id and accounted_at > now() - interval '24 hours'),
     'notifications', (select coalesce(jsonb_object_agg(noted.state, noted.number), '{}')
-                        from (select state, count(*) as number from public.workflow_notifications where tenant_id = p_tenant_id group by state) as noted),
-    'last_tick', (select last_tick from public.dispatcher_instances where tenant_id = p_tenant_id and last_tick is not null order by last_tick ->> 'at' desc limit 1))
+                        from (select state, count(*) as number from public.workflow_notifications
+                            where tenant_id = p_tenant_id group by state) as noted),
+    'last_tick', (select last_tick from public.dispatcher_instances where tenant_id = p_tenant_id
+        and last_tick is not null order by last_tick ->> 'at' desc limit 1))
 $$;
 
 COMMENT ON FUNCTION public.workflow_stats(p_tenant_id uuid) IS 'Runs by status and by type with their routes and the budgets that held them at the last tick, runs without a route, the last day, notifications, and the last tick.';

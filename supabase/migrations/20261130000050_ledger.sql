@@ -14,7 +14,8 @@ create table if not exists dispatcher.migrations (
   applied_at timestamptz not null default now()
 );
 comment on table dispatcher.migrations is
-  'What `dispatcher migrate` has applied: the name of each file and the SHA-256 of its content. Plain psql leaves no row here.';
+  'What `dispatcher migrate` has applied: the name of each file and the SHA-256 of its content. Plain psql leaves no '
+  'row here.';
 
 create table if not exists dispatcher.owned_objects (
   kind text not null check (kind in ('table', 'function', 'view')),
@@ -23,7 +24,8 @@ create table if not exists dispatcher.owned_objects (
   primary key (kind, name)
 );
 comment on table dispatcher.owned_objects is
-  'What we made under names of YourHQ''s because nothing had them. Only these get rights, policies and repairs from us. Written in the transaction that creates them.';
+  'What we made under names of YourHQ''s because nothing had them. Only these get rights, policies and repairs from '
+  'us. Written in the transaction that creates them.';
 
 create table if not exists dispatcher.made_objects (
   kind text not null check (kind in ('function', 'view')),
@@ -32,7 +34,8 @@ create table if not exists dispatcher.made_objects (
   primary key (kind, name)
 );
 comment on table dispatcher.made_objects is
-  'Every function and view of schema public that a version of the dispatcher made here: only these are dropped when a later version has them no more.';
+  'Every function and view of schema public that a version of the dispatcher made here: only these are dropped when a '
+  'later version has them no more.';
 
 do $$
 declare
@@ -54,7 +57,8 @@ declare
 begin
   for v_function in
     select oid::regprocedure as signature from pg_catalog.pg_proc
-     where pronamespace = 'dispatcher'::regnamespace or (pronamespace = 'public'::regnamespace and proname = any (p_names))
+     where pronamespace = 'dispatcher'::regnamespace or (pronamespace = 'public'::regnamespace
+       and proname = any (p_names))
   loop
     execute format('revoke execute on function %s from public, anon, authenticated', v_function.signature);
     execute format('grant execute on function %s to service_role', v_function.signature);
@@ -62,7 +66,9 @@ begin
 end
 $$;
 comment on function dispatcher.restrict_functions(text[]) is
-  'Leaves the named functions of schema public, and all of schema dispatcher, to the service role alone. The default privileges of a Supabase project grant execute to anon and authenticated by name: revoking from public is not enough.';
+  'Leaves the named functions of schema public, and all of schema dispatcher, to the service role alone. The default '
+  'privileges of a Supabase project grant execute to anon and authenticated by name: revoking from public is not '
+  'enough.';
 
 create or replace function dispatcher.ensure_type(p_name text, p_attributes text) returns void
 language plpgsql volatile set search_path = ''
@@ -70,9 +76,11 @@ as $$
 declare
   v_present text;
 begin
-  select string_agg(attribute.attname || ' ' || format_type(attribute.atttypid, attribute.atttypmod), ', ' order by attribute.attnum) into v_present
+  select string_agg(attribute.attname || ' ' || format_type(attribute.atttypid, attribute.atttypmod), ', '
+      order by attribute.attnum) into v_present
     from pg_catalog.pg_type as type join pg_catalog.pg_attribute as attribute on attribute.attrelid = type.typrelid
-   where type.typnamespace = 'dispatcher'::regnamespace and type.typname = p_name and attribute.attnum > 0 and not attribute.attisdropped;
+   where type.typnamespace = 'dispatcher'::regnamespace and type.typname = p_name and attribute.attnum > 0
+     and not attribute.attisdropped;
   if v_present is not distinct from p_attributes then
     return;
   end if;
@@ -83,7 +91,8 @@ begin
 end
 $$;
 comment on function dispatcher.ensure_type(text, text) is
-  'Makes a composite type of schema dispatcher what p_attributes says (names and types as format_type writes them); one that differs goes, with the functions that use it, which the files make anew.';
+  'Makes a composite type of schema dispatcher what p_attributes says (names and types as format_type writes them); '
+  'one that differs goes, with the functions that use it, which the files make anew.';
 
 create or replace function dispatcher.lock_tables(variadic p_tables text[]) returns void
 language plpgsql volatile set search_path = '' set lock_timeout = '250ms'
@@ -109,7 +118,9 @@ begin
 end
 $$;
 comment on function dispatcher.lock_tables(text[]) is
-  'Locks up to four tables of schema public for new keys, triggers and indexes: all at once or none, for 3 s at most (then 55P03). Each try ends before the deadlock check of the application (1 s), so that it is never the application that is cancelled.';
+  'Locks up to four tables of schema public for new keys, triggers and indexes: all at once or none, for 3 s at most '
+  '(then 55P03). Each try ends before the deadlock check of the application (1 s), so that it is never the '
+  'application that is cancelled.';
 
 create or replace function dispatcher.publish_table(p_table text) returns void
 language plpgsql volatile set search_path = ''
@@ -123,11 +134,13 @@ begin
     execute format('alter publication supabase_realtime add table public.%I', p_table);
   end if;
 exception when insufficient_privilege then
-  raise warning 'publication supabase_realtime is not ours to change: % was not added. Broadcasts need no publication; only the fallback postgres_changes does', p_table;
+  raise warning 'publication supabase_realtime is not ours to change: % was not added. Broadcasts need no publication; '
+                'only the fallback postgres_changes does', p_table;
 end
 $$;
 comment on function dispatcher.publish_table(text) is
-  'Adds a table to the publication of Realtime''s postgres_changes. Without the right to do so it warns: broadcasts need no publication.';
+  'Adds a table to the publication of Realtime''s postgres_changes. Without the right to do so it warns: broadcasts '
+  'need no publication.';
 
 select dispatcher.restrict_functions();
 

@@ -12,7 +12,9 @@ begin
   for v_type in
     select * from (values
       ('inbox_item_status', '''pending'', ''leased'', ''done'', ''dead_letter'', ''failed'''),
-      ('inbox_event_type', '''task_assignment'', ''task_reassignment'', ''task_comment_mention'', ''routine_schedule'', ''routine_event'', ''heartbeat'', ''deliverable_review'', ''blocker_resolved'''),
+      ('inbox_event_type',
+          '''task_assignment'', ''task_reassignment'', ''task_comment_mention'', ''routine_schedule'', '
+          '''routine_event'', ''heartbeat'', ''deliverable_review'', ''blocker_resolved'''),
       ('agent_status', '''ready'', ''paused'', ''error'', ''provisioning'', ''hibernating'''),
       ('gateway_status', '''provisioning'', ''ready'', ''error'', ''hibernating'''),
       ('budget_status', '''ok'', ''warned'', ''exceeded'', ''unmetered'''),
@@ -92,7 +94,8 @@ on conflict do nothing;
 
 create table if not exists public.workspace (
   id uuid primary key default gen_random_uuid(),
-  tenant_id uuid not null default '00000000-0000-0000-0000-000000000000' unique references public.tenants (id) on delete cascade,
+  tenant_id uuid not null default '00000000-0000-0000-0000-000000000000' unique
+      references public.tenants (id) on delete cascade,
   name text not null default 'HQ',
   slug text,
   description text,
@@ -109,7 +112,8 @@ create table if not exists public.workspace (
 
 create table if not exists public.gateways (
   id uuid primary key default gen_random_uuid(),
-  tenant_id uuid not null default '00000000-0000-0000-0000-000000000000' references public.tenants (id) on delete cascade,
+  tenant_id uuid not null default '00000000-0000-0000-0000-000000000000'
+      references public.tenants (id) on delete cascade,
   slug text not null,
   label text not null,
   status public.gateway_status not null default 'ready',
@@ -123,7 +127,8 @@ create table if not exists public.gateways (
 
 create table if not exists public.agents (
   id uuid primary key default gen_random_uuid(),
-  tenant_id uuid not null default '00000000-0000-0000-0000-000000000000' references public.tenants (id) on delete cascade,
+  tenant_id uuid not null default '00000000-0000-0000-0000-000000000000'
+      references public.tenants (id) on delete cascade,
   gateway_id uuid references public.gateways (id) on delete set null,
   name text not null,
   slug text not null,
@@ -145,7 +150,8 @@ create table if not exists public.agents (
 
 create table if not exists public.tasks (
   id uuid primary key default gen_random_uuid(),
-  tenant_id uuid not null default '00000000-0000-0000-0000-000000000000' references public.tenants (id) on delete cascade,
+  tenant_id uuid not null default '00000000-0000-0000-0000-000000000000'
+      references public.tenants (id) on delete cascade,
   title text not null,
   description text,
   status public.task_status not null default 'todo',
@@ -165,21 +171,25 @@ create table if not exists public.tasks (
 
 create table if not exists public.task_relations (
   id uuid primary key default gen_random_uuid(),
-  tenant_id uuid not null default '00000000-0000-0000-0000-000000000000' references public.tenants (id) on delete cascade,
+  tenant_id uuid not null default '00000000-0000-0000-0000-000000000000'
+      references public.tenants (id) on delete cascade,
   source_task_id uuid not null,
   target_task_id uuid not null,
   relation_type public.task_relation_type not null,
   created_by_type public.actor_type not null default 'human',
   created_at timestamptz not null default now(),
   updated_at timestamptz not null default now(),
-  constraint task_relations_source_task_id_fkey foreign key (source_task_id) references public.tasks (id) on delete cascade,
-  constraint task_relations_target_task_id_fkey foreign key (target_task_id) references public.tasks (id) on delete cascade
+  constraint task_relations_source_task_id_fkey foreign key (source_task_id)
+      references public.tasks (id) on delete cascade,
+  constraint task_relations_target_task_id_fkey foreign key (target_task_id)
+      references public.tasks (id) on delete cascade
 );
 create index if not exists task_relations_by_source on public.task_relations (source_task_id, relation_type);
 
 create table if not exists public.agent_inbox_items (
   id uuid primary key default gen_random_uuid(),
-  tenant_id uuid not null default '00000000-0000-0000-0000-000000000000' references public.tenants (id) on delete cascade,
+  tenant_id uuid not null default '00000000-0000-0000-0000-000000000000'
+      references public.tenants (id) on delete cascade,
   agent_id uuid not null references public.agents (id) on delete cascade,
   agent_slug text not null,
   event_type public.inbox_event_type not null,
@@ -205,7 +215,8 @@ create table if not exists public.agent_inbox_items (
 
 create table if not exists public.agent_budgets (
   agent_id uuid primary key references public.agents (id) on delete cascade,
-  tenant_id uuid not null default '00000000-0000-0000-0000-000000000000' references public.tenants (id) on delete cascade,
+  tenant_id uuid not null default '00000000-0000-0000-0000-000000000000'
+      references public.tenants (id) on delete cascade,
   monthly_limit_usd numeric(12, 2),
   soft_threshold_pct integer not null default 80,
   hard_cutoff boolean not null default true,
@@ -226,7 +237,8 @@ create table if not exists public.agent_budgets (
 
 create table if not exists public.agent_usage (
   id uuid primary key default gen_random_uuid(),
-  tenant_id uuid not null default '00000000-0000-0000-0000-000000000000' references public.tenants (id) on delete cascade,
+  tenant_id uuid not null default '00000000-0000-0000-0000-000000000000'
+      references public.tenants (id) on delete cascade,
   agent_id uuid references public.agents (id) on delete cascade,
   gateway_id uuid references public.gateways (id) on delete set null,
   session_id text,
@@ -248,7 +260,8 @@ create table if not exists public.agent_usage (
 
 create table if not exists public.notifications (
   id uuid primary key default gen_random_uuid(),
-  tenant_id uuid not null default '00000000-0000-0000-0000-000000000000' references public.tenants (id) on delete cascade,
+  tenant_id uuid not null default '00000000-0000-0000-0000-000000000000'
+      references public.tenants (id) on delete cascade,
   type text not null,
   title text not null,
   body text,
@@ -272,7 +285,8 @@ begin
       create or replace function public.current_tenant_id() returns uuid
       language sql stable set search_path = ''
       as $body$
-        select coalesce(nullif(nullif(current_setting('request.jwt.claims', true), '')::jsonb ->> 'tenant_id', '')::uuid,
+        select coalesce(nullif(nullif(current_setting('request.jwt.claims', true), '')::jsonb ->> 'tenant_id',
+            '')::uuid,
                         '00000000-0000-0000-0000-000000000000'::uuid)
       $body$
     $f$;
@@ -324,7 +338,8 @@ begin
       language sql volatile set search_path = ''
       as $body$
         update public.agent_inbox_items
-           set status = case when attempt_count >= max_attempts then 'dead_letter' else 'failed' end::public.inbox_item_status,
+           set status = case when attempt_count >= max_attempts then 'dead_letter'
+               else 'failed' end::public.inbox_item_status,
                failed_at = now(), leased_until = null, updated_at = now(),
                context = context || jsonb_build_object('last_failure_reason', p_reason)
          where id = p_item_id

@@ -33,8 +33,10 @@ create table if not exists public.dispatcher_instances (
   health jsonb not null default '{}',
   constraint dispatcher_instances_stopped_has_time check ((state = 'stopped') = (stopped_at is not null))
 );
-comment on table public.dispatcher_instances is 'One row per running daemon: identity, heartbeat, last sweep and tick, health.';
-create index if not exists dispatcher_instances_by_gateway on public.dispatcher_instances (gateway_id, last_heartbeat_at);
+comment on table public.dispatcher_instances is
+  'One row per running daemon: identity, heartbeat, last sweep and tick, health.';
+create index if not exists dispatcher_instances_by_gateway on public.dispatcher_instances (gateway_id,
+    last_heartbeat_at);
 
 create table if not exists public.dispatcher_settings (
   instance_id uuid primary key references public.dispatcher_instances (id) on delete cascade,
@@ -57,8 +59,10 @@ create table if not exists public.dispatcher_settings (
   workflow_cost_estimate_usd numeric(12, 6)
 );
 comment on table public.dispatcher_settings is
-  'The settings each daemon registered with, typed and within their bounds: what the gates, the sweep and the tick read.';
-comment on column public.dispatcher_settings.workflow_cost_estimate_usd is 'NULL: none is set, runs are estimated from their history alone.';
+  'The settings each daemon registered with, typed and within their bounds: what the gates, the sweep and the tick '
+  'read.';
+comment on column public.dispatcher_settings.workflow_cost_estimate_usd is
+  'NULL: none is set, runs are estimated from their history alone.';
 
 create table if not exists public.agent_wakes (
   id uuid primary key default gen_random_uuid(),
@@ -69,7 +73,8 @@ create table if not exists public.agent_wakes (
   claim_token uuid not null default gen_random_uuid(),
   claim_request uuid,
   state text not null default 'starting'
-    check (state in ('starting', 'running', 'succeeded', 'failed', 'timed_out', 'no_progress', 'lost', 'interrupted', 'spawn_failed')),
+    check (state in ('starting', 'running', 'succeeded', 'failed', 'timed_out', 'no_progress', 'lost', 'interrupted',
+        'spawn_failed')),
   path text not null check (path in ('event', 'sweep', 'waitlist', 'due', 'command')),
   item_ids uuid[] not null default '{}',
   chain_depth integer not null default 0,
@@ -87,9 +92,12 @@ create table if not exists public.agent_wakes (
   constraint agent_wakes_ended_has_time check ((state in ('starting', 'running')) = (ended_at is null)),
   constraint agent_wakes_running_has_pid check (state <> 'running' or (pid is not null and started_at is not null))
 );
-comment on table public.agent_wakes is 'One row per wake: one run of `openclaw agent` for one agent, from its claim to its end.';
-create unique index if not exists agent_wakes_one_live_per_agent on public.agent_wakes (agent_id) where state in ('starting', 'running');
-create index if not exists agent_wakes_live_by_gateway on public.agent_wakes (gateway_id) where state in ('starting', 'running');
+comment on table public.agent_wakes is
+  'One row per wake: one run of `openclaw agent` for one agent, from its claim to its end.';
+create unique index if not exists agent_wakes_one_live_per_agent on public.agent_wakes (agent_id)
+    where state in ('starting', 'running');
+create index if not exists agent_wakes_live_by_gateway on public.agent_wakes (gateway_id)
+    where state in ('starting', 'running');
 create index if not exists agent_wakes_by_agent on public.agent_wakes (agent_id, claimed_at desc);
 create index if not exists agent_wakes_by_request on public.agent_wakes (claim_request) where claim_request is not null;
 create index if not exists agent_wakes_by_instance on public.agent_wakes (instance_id);
@@ -112,10 +120,13 @@ create table if not exists public.agent_wake_state (
   updated_at timestamptz not null default now(),
   constraint agent_wake_state_waiting check ((waitlisted_at is null) = (waitlist_path is null))
 );
-comment on table public.agent_wake_state is 'What the gates remember of an agent: failures in a row, stall, last wake, its place on the waitlist.';
+comment on table public.agent_wake_state is
+  'What the gates remember of an agent: failures in a row, stall, last wake, its place on the waitlist.';
 alter table public.agent_wake_state add column if not exists often_notified_at timestamptz;
-comment on column public.agent_wake_state.often_notified_at is 'When the operator was last told that the agent is woken unusually often.';
-comment on column public.agent_wake_state.waiting_since is 'created_at of the oldest item that waits; orders agents that joined the waitlist together.';
+comment on column public.agent_wake_state.often_notified_at is
+  'When the operator was last told that the agent is woken unusually often.';
+comment on column public.agent_wake_state.waiting_since is
+  'created_at of the oldest item that waits; orders agents that joined the waitlist together.';
 
 create table if not exists public.inbox_item_leases (
   item_id uuid primary key references public.agent_inbox_items (id) on delete cascade,
@@ -130,7 +141,8 @@ create table if not exists public.inbox_item_leases (
   outcome text check (outcome in ('done', 'failed', 'dead_letter', 'escalated', 'released', 'lost')),
   constraint inbox_item_leases_closed_has_outcome check ((closed_at is null) = (outcome is null))
 );
-comment on table public.inbox_item_leases is 'The latest lease of an item: its fencing token, the wake it was taken in, and how it ended.';
+comment on table public.inbox_item_leases is
+  'The latest lease of an item: its fencing token, the wake it was taken in, and how it ended.';
 create index if not exists inbox_item_leases_by_wake on public.inbox_item_leases (wake_id) where wake_id is not null;
 
 create table if not exists public.inbox_item_origins (
@@ -143,15 +155,19 @@ create table if not exists public.inbox_item_origins (
   content_key text,
   created_at timestamptz not null default now()
 );
-comment on table public.inbox_item_origins is 'Where an item came from when an agent posted it: the wake, the sender, and how long the chain of wakes has grown.';
+comment on table public.inbox_item_origins is
+  'Where an item came from when an agent posted it: the wake, the sender, and how long the chain of wakes has grown.';
 comment on column public.inbox_item_origins.request_key is
   'What names one request of a sender, ever: key:… as the caller chose it, else call:… of one run of its script.';
 alter table public.inbox_item_origins add column if not exists content_key text;
-comment on column public.inbox_item_origins.content_key is 'Sender''s wake and content: the same post again is the same item while that is open.';
-create index if not exists inbox_item_origins_by_content on public.inbox_item_origins (from_agent_id, content_key) where content_key is not null;
+comment on column public.inbox_item_origins.content_key is
+  'Sender''s wake and content: the same post again is the same item while that is open.';
+create index if not exists inbox_item_origins_by_content on public.inbox_item_origins (from_agent_id, content_key)
+    where content_key is not null;
 create index if not exists inbox_item_origins_by_depth on public.inbox_item_origins (tenant_id, chain_depth);
 create index if not exists inbox_item_origins_by_wake on public.inbox_item_origins (wake_id) where wake_id is not null;
-create unique index if not exists inbox_item_origins_once on public.inbox_item_origins (tenant_id, from_agent_id, request_key) where request_key is not null;
+create unique index if not exists inbox_item_origins_once on public.inbox_item_origins (tenant_id, from_agent_id,
+    request_key) where request_key is not null;
 
 create table if not exists public.agent_resumptions (
   agent_id uuid primary key references public.agents (id) on delete cascade,
@@ -159,7 +175,8 @@ create table if not exists public.agent_resumptions (
   resumed_at timestamptz not null default now()
 );
 comment on table public.agent_resumptions is
-  'When an agent was last taken out of pause or hibernation: its waiting items grow stale from then on. Written by whoever changes the agent.';
+  'When an agent was last taken out of pause or hibernation: its waiting items grow stale from then on. Written by '
+  'whoever changes the agent.';
 
 create table if not exists public.inbox_item_marks (
   item_id uuid primary key references public.agent_inbox_items (id) on delete cascade,
@@ -187,13 +204,16 @@ create table if not exists public.dispatcher_faults (
   at timestamptz not null default clock_timestamp()
 );
 comment on table public.dispatcher_faults is
-  'Side writes that failed (a notification, an event, a hint) while what they tell about was done. The daemons log them and show them in health.';
+  'Side writes that failed (a notification, an event, a hint) while what they tell about was done. The daemons log '
+  'them and show them in health.';
 comment on column public.dispatcher_faults.gateway_id is 'Whose daemon tells it; NULL: any daemon of the tenant.';
 create index if not exists dispatcher_faults_by_tenant on public.dispatcher_faults (tenant_id, side_write, at desc);
-create index if not exists agent_inbox_items_completed on public.agent_inbox_items (agent_id, completed_at) where completed_at is not null;
+create index if not exists agent_inbox_items_completed on public.agent_inbox_items (agent_id, completed_at)
+    where completed_at is not null;
 create index if not exists agent_inbox_items_spent on public.agent_inbox_items (agent_id)
   where status in ('pending', 'leased') and attempt_count >= max_attempts;
-create index if not exists agent_inbox_items_leased on public.agent_inbox_items (agent_id, leased_until) where status = 'leased';
+create index if not exists agent_inbox_items_leased on public.agent_inbox_items (agent_id, leased_until)
+    where status = 'leased';
 create index if not exists agent_inbox_items_open on public.agent_inbox_items (agent_id, created_at)
   where status in ('pending', 'failed', 'leased') and attempt_count < max_attempts;
 
@@ -207,11 +227,13 @@ begin
     execute format('alter table public.%I enable row level security', v_table);
     execute format('revoke all on public.%I from public, anon, authenticated', v_table);
     execute format('grant all on public.%I to service_role', v_table);
-    if v_table not in ('inbox_item_leases', 'inbox_item_marks', 'agent_resumptions', 'dispatcher_gateways', 'dispatcher_settings',
+    if v_table not in ('inbox_item_leases', 'inbox_item_marks', 'agent_resumptions', 'dispatcher_gateways',
+        'dispatcher_settings',
                        'dispatcher_faults') then
       execute format('grant select on public.%I to authenticated', v_table);
       execute format('drop policy if exists tenant_reads on public.%I', v_table);
-      execute format('create policy tenant_reads on public.%I for select to authenticated using (tenant_id = public.current_tenant_id())', v_table);
+      execute format('create policy tenant_reads on public.%I for select to authenticated using (tenant_id = '
+                     'public.current_tenant_id())', v_table);
     end if;
   end loop;
 end
@@ -219,8 +241,10 @@ $$;
 
 do $$
 begin
-  execute format('revoke all on sequence %s from public, anon, authenticated', pg_get_serial_sequence('public.dispatcher_faults', 'id'));
-  execute format('grant usage, select on sequence %s to service_role', pg_get_serial_sequence('public.dispatcher_faults', 'id'));
+  execute format('revoke all on sequence %s from public, anon, authenticated',
+      pg_get_serial_sequence('public.dispatcher_faults', 'id'));
+  execute format('grant usage, select on sequence %s to service_role',
+      pg_get_serial_sequence('public.dispatcher_faults', 'id'));
 end
 $$;
 

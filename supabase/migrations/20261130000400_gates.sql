@@ -1,19 +1,25 @@
--- The gates: what keeps an agent asleep. The facts of one agent are read in one statement, so that gates and the choice of items
--- see one snapshot; the gates themselves are a pure function of the facts and the settings.
+-- The gates: what keeps an agent asleep. The facts of one agent are read in one statement, so that gates and the choice
+-- of items see one snapshot; the gates themselves are a pure function of the facts and the settings.
 begin;
 set local lock_timeout = '3s';
 
-select dispatcher.ensure_type('gate_facts', 'agent_id uuid, agent_slug text, tenant_id uuid, agent_status text, failures integer, '
-  'is_live boolean, leased_until timestamp with time zone, budget_blocks boolean, wakes_today integer, due_item_ids uuid[], '
-  'hinted_item_ids uuid[], chain_depth integer, oldest_due timestamp with time zone, next_due timestamp with time zone, '
+select dispatcher.ensure_type('gate_facts',
+    'agent_id uuid, agent_slug text, tenant_id uuid, agent_status text, failures integer, '
+  'is_live boolean, leased_until timestamp with time zone, budget_blocks boolean, wakes_today integer, due_item_ids '
+  'uuid[], '
+  'hinted_item_ids uuid[], chain_depth integer, oldest_due timestamp with time zone, next_due timestamp with time '
+  'zone, '
   'is_at_chain_limit boolean, cooldown_from timestamp with time zone, granted_wake_id uuid, live_on_gateway integer');
 comment on type dispatcher.gate_facts is
-  'What the gates look at, read in one snapshot. failures: in effect, 0 when an item from outside is newer than the last end. due_item_ids: the three oldest. live_on_gateway: what the cap counts.';
+  'What the gates look at, read in one snapshot. failures: in effect, 0 when an item from outside is newer than the '
+  'last end. due_item_ids: the three oldest. live_on_gateway: what the cap counts.';
 
 create or replace function dispatcher.live_wakes_of_gateway(p_gateway_id uuid) returns integer
 language sql stable set search_path = ''
-as $$ select count(*)::integer from public.agent_wakes where gateway_id = p_gateway_id and state in ('starting', 'running') $$;
-comment on function dispatcher.live_wakes_of_gateway(uuid) is 'How many wakes of a gateway are alive: what the cap counts.';
+as $$ select count(*)::integer from public.agent_wakes where gateway_id = p_gateway_id
+    and state in ('starting', 'running') $$;
+comment on function dispatcher.live_wakes_of_gateway(uuid) is
+  'How many wakes of a gateway are alive: what the cap counts.';
 
 create or replace function dispatcher.budget_blocks(p_agent_id uuid, p_now timestamptz) returns boolean
 language plpgsql stable set search_path = ''
@@ -37,7 +43,8 @@ begin
 end
 $$;
 comment on function dispatcher.budget_blocks(uuid, timestamptz) is
-  'Whether the agent''s budget forbids a wake: exceeded with hard cutoff, in the running month, and still at or above its limit.';
+  'Whether the agent''s budget forbids a wake: exceeded with hard cutoff, in the running month, and still at or above '
+  'its limit.';
 
 create or replace function dispatcher.wake_chain_limit(p_settings public.dispatcher_settings) returns integer
 language plpgsql immutable set search_path = ''
@@ -72,13 +79,16 @@ begin
   select agent.id, agent.slug, agent.tenant_id, agent.status::text,
          case when coalesce(state.consecutive_failures, 0) = 0 then 0
               when exists (select from public.agent_inbox_items as item
-                            where item.agent_id = agent.id and item.tenant_id = agent.tenant_id and item.status in ('pending', 'failed')
+                            where item.agent_id = agent.id and item.tenant_id = agent.tenant_id
+                              and item.status in ('pending', 'failed')
                               and item.attempt_count < item.max_attempts
                               and item.created_at > state.last_ended_at and item.created_at <= v_now
                               and not exists (select from public.inbox_item_origins as origin
-                                               where origin.item_id = item.id and origin.from_agent_id = agent.id)) then 0
+                                               where origin.item_id = item.id and origin.from_agent_id = agent.id))
+                                                   then 0
               else state.consecutive_failures end,
-         exists (select from public.agent_wakes as wake where wake.agent_id = agent.id and wake.state in ('starting', 'running')),
+         exists (select from public.agent_wakes as wake where wake.agent_id = agent.id
+             and wake.state in ('starting', 'running')),
          -- A lease of more than a week is none: whoever wrote that row, it must not put the agent to sleep.
          (select max(item.leased_until) from public.agent_inbox_items as item
            where item.agent_id = agent.id and item.tenant_id = agent.tenant_id and item.status = 'leased'
@@ -105,41 +115,49 @@ begin
               then coalesce(state.last_ended_at, state.last_claimed_at) else state.last_claimed_at end,
          case when p_request is not null
               then (select wake.id from public.agent_wakes as wake
-                     where wake.claim_request = p_request and wake.agent_id = agent.id and wake.state in ('starting', 'running')) end,
+                     where wake.claim_request = p_request and wake.agent_id = agent.id
+                       and wake.state in ('starting', 'running')) end,
          (select count(*)::integer from public.agent_wakes as wake
            where wake.gateway_id = agent.gateway_id and wake.state in ('starting', 'running'))
     into v_facts
     from public.agents as agent
     left join public.agent_wake_state as state on state.agent_id = agent.id
     left join lateral (
-      select array_agg(head.id order by head.created_at, head.id) as ids, max(head.chain_depth) as chain_depth, min(head.created_at) as oldest
+      select array_agg(head.id order by head.created_at, head.id) as ids, max(head.chain_depth) as chain_depth,
+          min(head.created_at) as oldest
         from (select due.id, due.created_at, due.chain_depth from dispatcher.inbox_due as due
-               where due.agent_id = agent.id and due.tenant_id = agent.tenant_id and due.due_at <= v_now and due.chain_depth < v_max_chain
+               where due.agent_id = agent.id and due.tenant_id = agent.tenant_id and due.due_at <= v_now
+                 and due.chain_depth < v_max_chain
                order by due.created_at limit 3) as head) as heads on true
    where agent.id = p_agent_id;
   return v_facts;
 end
 $$;
 comment on function dispatcher.read_gate_facts(uuid, public.dispatcher_settings, uuid[], uuid) is
-  'The facts of one agent, in one statement. p_hinted: items that hints named, of which those that are due come back; p_request: the claim request whose grant, if there is one, comes back. All NULL for an unknown agent.';
+  'The facts of one agent, in one statement. p_hinted: items that hints named, of which those that are due come back; '
+  'p_request: the claim request whose grant, if there is one, comes back. All NULL for an unknown agent.';
 
-create or replace function dispatcher.wake_cooldown(p_failures integer, p_settings public.dispatcher_settings) returns interval
+create or replace function dispatcher.wake_cooldown(p_failures integer, p_settings public.dispatcher_settings)
+    returns interval
 language plpgsql immutable set search_path = ''
 as $$
 begin
-  return make_interval(secs => least(p_settings.max_wake_cooldown, p_settings.wake_cooldown * power(2, least(p_failures, 30))));
+  return make_interval(secs => least(p_settings.max_wake_cooldown,
+      p_settings.wake_cooldown * power(2, least(p_failures, 30))));
 end
 $$;
 comment on function dispatcher.wake_cooldown(integer, public.dispatcher_settings) is
   'The effective cooldown: wake_cooldown doubled per failure in a row, at most max_wake_cooldown.';
 
 create or replace function dispatcher.wake_gates(
-  p_facts dispatcher.gate_facts, p_settings public.dispatcher_settings, p_all boolean default false, out blocked text[], out retry_at timestamptz
+  p_facts dispatcher.gate_facts, p_settings public.dispatcher_settings, p_all boolean default false,
+      out blocked text[], out retry_at timestamptz
 )
 language plpgsql stable set search_path = ''
 as $$
 declare
-  v_cooldown_ends constant timestamptz := p_facts.cooldown_from + dispatcher.wake_cooldown(p_facts.failures, p_settings);
+  v_cooldown_ends constant timestamptz := p_facts.cooldown_from + dispatcher.wake_cooldown(p_facts.failures,
+      p_settings);
 begin
   blocked := '{}';
   if p_facts.failures >= p_settings.max_consecutive_failures then
@@ -165,7 +183,8 @@ begin
   end if;
   if cardinality(p_facts.due_item_ids) = 0 then
     retry_at := coalesce(p_facts.next_due, retry_at);
-    blocked := blocked || case when p_facts.next_due is null and p_facts.is_at_chain_limit then 'chain_limit' else 'no_actionable_work' end;
+    blocked := blocked || case when p_facts.next_due is null and p_facts.is_at_chain_limit then 'chain_limit'
+        else 'no_actionable_work' end;
     if not p_all then return; end if;
   end if;
   if p_settings.max_wakes_per_day > 0 and p_facts.wakes_today >= p_settings.max_wakes_per_day then
@@ -180,22 +199,26 @@ begin
 end
 $$;
 comment on function dispatcher.wake_gates(dispatcher.gate_facts, public.dispatcher_settings, boolean) is
-  'The gates of one agent in their order (all but the cap): blocked = the reasons that refuse a wake, the first one unless p_all; retry_at = when waiting alone would open it.';
+  'The gates of one agent in their order (all but the cap): blocked = the reasons that refuse a wake, the first one '
+  'unless p_all; retry_at = when waiting alone would open it.';
 
 create or replace function dispatcher.seconds_until(p_at timestamptz) returns double precision
 language sql stable set search_path = ''
 as $$ select case when isfinite(p_at) then least(extract(epoch from p_at - now()), 1e9)::double precision end $$;
-comment on function dispatcher.seconds_until(timestamptz) is 'Seconds from now to a time, below 0 for a past one; NULL for a time nobody can wait for.';
+comment on function dispatcher.seconds_until(timestamptz) is
+  'Seconds from now to a time, below 0 for a past one; NULL for a time nobody can wait for.';
 
 create or replace function dispatcher.known_time(p_at timestamptz) returns timestamptz
 language sql stable set search_path = ''
 as $$ select case when p_at between '1970-01-01Z' and now() + interval '1 day' then p_at end $$;
-comment on function dispatcher.known_time(timestamptz) is 'A time of a row as it is shown; NULL for one that no clock has shown yet.';
+comment on function dispatcher.known_time(timestamptz) is
+  'A time of a row as it is shown; NULL for one that no clock has shown yet.';
 
 create or replace function dispatcher.finite_time(p_at timestamptz) returns timestamptz
 language sql immutable parallel safe set search_path = ''
 as $$ select case when isfinite(p_at) then p_at end $$;
-comment on function dispatcher.finite_time(timestamptz) is 'A time as it is shown; NULL for an infinite one, which is no known time.';
+comment on function dispatcher.finite_time(timestamptz) is
+  'A time as it is shown; NULL for an infinite one, which is no known time.';
 
 create or replace function dispatcher.shown_row(p_row jsonb) returns jsonb
 language sql immutable parallel safe set search_path = ''

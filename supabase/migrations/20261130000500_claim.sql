@@ -1,9 +1,10 @@
--- Claims: one wake for one agent, granted under the lock of its gateway. While that row is locked nothing waits: what belongs to
--- one agent is taken when it is free, else the agent is `busy` and everybody else goes on.
+-- Claims: one wake for one agent, granted under the lock of its gateway. While that row is locked nothing waits: what
+-- belongs to one agent is taken when it is free, else the agent is `busy` and everybody else goes on.
 begin;
 set local lock_timeout = '3s';
 
-select dispatcher.ensure_type('claimant', 'instance_id uuid, tenant_id uuid, gateway_id uuid, settings public.dispatcher_settings');
+select dispatcher.ensure_type('claimant',
+    'instance_id uuid, tenant_id uuid, gateway_id uuid, settings public.dispatcher_settings');
 comment on type dispatcher.claimant is 'The daemon that claims, with its settings.';
 
 create or replace function dispatcher.running_instance(p_instance_id uuid) returns public.dispatcher_instances
@@ -14,12 +15,14 @@ declare
 begin
   select * into v_instance from public.dispatcher_instances where id = p_instance_id;
   if v_instance.id is null then
-    raise exception 'no dispatcher instance %', p_instance_id using errcode = 'OD001', hint = 'Register the instance again.';
+    raise exception 'no dispatcher instance %', p_instance_id using errcode = 'OD001',
+        hint = 'Register the instance again.';
   end if;
   return v_instance;
 end
 $$;
-comment on function dispatcher.running_instance(uuid) is 'The row of an instance; raises OD001 when it is not registered.';
+comment on function dispatcher.running_instance(uuid) is
+  'The row of an instance; raises OD001 when it is not registered.';
 
 create or replace function dispatcher.lock_gateway(p_instance_id uuid) returns dispatcher.claimant
 language plpgsql volatile set search_path = '' set plan_cache_mode = force_generic_plan
@@ -38,13 +41,15 @@ begin
      for update of lock for key share of instance, gateway, tenant;
   if v_found.id is null then
     perform dispatcher.running_instance(p_instance_id);
-    raise exception 'the gateway of dispatcher instance % is gone', p_instance_id using errcode = 'OD001', hint = 'Register the instance again.';
+    raise exception 'the gateway of dispatcher instance % is gone', p_instance_id using errcode = 'OD001',
+        hint = 'Register the instance again.';
   end if;
   return row(v_found.id, v_found.tenant_id, v_found.gateway_id, v_found.settings)::dispatcher.claimant;
 end
 $$;
 comment on function dispatcher.lock_gateway(uuid) is
-  'Locks the gateway of an instance, which makes its cap exact, and answers who claims with which settings. The only wait of a claim, bounded by lock_timeout; raises OD001 for an unknown instance.';
+  'Locks the gateway of an instance, which makes its cap exact, and answers who claims with which settings. The only '
+  'wait of a claim, bounded by lock_timeout; raises OD001 for an unknown instance.';
 
 create or replace function dispatcher.lock_wake_state(p_agent_id uuid, p_tenant_id uuid) returns public.agent_wake_state
 language plpgsql volatile set search_path = '' set plan_cache_mode = force_generic_plan
@@ -55,13 +60,15 @@ begin
   select * into v_state from public.agent_wake_state where agent_id = p_agent_id for update skip locked;
   if v_state.agent_id is null and p_agent_id is not null
      and not exists (select from public.agent_wake_state where agent_id = p_agent_id) then
-    insert into public.agent_wake_state (agent_id, tenant_id) values (p_agent_id, p_tenant_id) on conflict do nothing returning * into v_state;
+    insert into public.agent_wake_state (agent_id, tenant_id) values (p_agent_id, p_tenant_id)
+        on conflict do nothing returning * into v_state;
   end if;
   return v_state;
 end
 $$;
 comment on function dispatcher.lock_wake_state(uuid, uuid) is
-  'What the gates remember of an agent, locked, made where there is none; all NULL when somebody else holds it. Never waits.';
+  'What the gates remember of an agent, locked, made where there is none; all NULL when somebody else holds it. Never '
+  'waits.';
 
 create or replace function dispatcher.lock_agent(
   p_claimant dispatcher.claimant, p_agent_id uuid, out slug text, out state public.agent_wake_state, out verdict text
@@ -95,7 +102,8 @@ begin
 end
 $$;
 comment on function dispatcher.lock_agent(dispatcher.claimant, uuid) is
-  'Holds an agent of the claimant''s gateway against its end, and what the gates remember of it: verdict ok, busy (somebody holds one of the rows) or not_local. Never waits.';
+  'Holds an agent of the claimant''s gateway against its end, and what the gates remember of it: verdict ok, busy '
+  '(somebody holds one of the rows) or not_local. Never waits.';
 
 create or replace function dispatcher.wake_blockers(p_item_id uuid) returns jsonb
 language plpgsql stable set search_path = ''
@@ -104,7 +112,8 @@ begin
   return (
     select jsonb_agg(left(target.title, 500) order by relation.created_at, target.title)
       from public.agent_inbox_items as item
-      join public.task_relations as relation on relation.source_task_id = item.task_id and relation.relation_type = 'blocked_by'
+      join public.task_relations as relation on relation.source_task_id = item.task_id
+          and relation.relation_type = 'blocked_by'
       join public.tasks as target on target.id = relation.target_task_id
      where item.id = p_item_id and item.event_type = 'task_assignment'
        and target.status not in ('done', 'cancelled') and target.archived_at is null);
@@ -121,10 +130,13 @@ declare
   v_blockers jsonb;
 begin
   select jsonb_build_object(
-           'granted', true, 'wake_id', p_wake.id, 'claim_token', p_wake.claim_token, 'agent_id', agent.id, 'agent_slug', agent.slug,
-           'workspace_slug', (select workspace.slug from public.workspace where workspace.tenant_id = agent.tenant_id limit 1),
+           'granted', true, 'wake_id', p_wake.id, 'claim_token', p_wake.claim_token, 'agent_id', agent.id,
+               'agent_slug', agent.slug,
+           'workspace_slug', (select workspace.slug from public.workspace where workspace.tenant_id = agent.tenant_id
+               limit 1),
            'path', p_wake.path, 'item_ids', to_jsonb(p_wake.item_ids), 'chain_depth', p_wake.chain_depth,
-           'event_type', item.event_type, 'summary', left(item.summary, 2000), 'item_created_at', case when item.created_at between '1970-01-01Z' and now() + interval '1 day' then item.created_at end,
+           'event_type', item.event_type, 'summary', left(item.summary, 2000), 'item_created_at',
+               case when item.created_at between '1970-01-01Z' and now() + interval '1 day' then item.created_at end,
            'model_override', item.context -> 'model_override', 'thinking_override', item.context -> 'thinking_override',
            'blockers', '[]'::jsonb, 'blockers_error', null)
     into v_grant
@@ -143,13 +155,16 @@ begin
   return v_grant;
 end
 $$;
-comment on function dispatcher.wake_grant(public.agent_wakes) is 'Everything a spawn needs, as the answer to a granted claim.';
+comment on function dispatcher.wake_grant(public.agent_wakes) is
+  'Everything a spawn needs, as the answer to a granted claim.';
 
-create or replace function dispatcher.refusal(p_agent_id uuid, p_agent_slug text, p_reason text, p_retry_in double precision, p_failures integer default null)
+create or replace function dispatcher.refusal(p_agent_id uuid, p_agent_slug text, p_reason text,
+    p_retry_in double precision, p_failures integer default null)
 returns jsonb
 language sql immutable set search_path = ''
 as $$
-  select jsonb_build_object('granted', false, 'agent_id', p_agent_id, 'agent_slug', p_agent_slug, 'skip_reason', p_reason,
+  select jsonb_build_object('granted', false, 'agent_id', p_agent_id, 'agent_slug', p_agent_slug, 'skip_reason',
+      p_reason,
                             'retry_in', p_retry_in, 'failures', p_failures)
 $$;
 comment on function dispatcher.refusal(uuid, text, text, double precision, integer) is
@@ -157,10 +172,12 @@ comment on function dispatcher.refusal(uuid, text, text, double precision, integ
 
 create or replace function dispatcher.busy_agent(p_agent_id uuid) returns jsonb
 language sql stable set search_path = ''
-as $$ select dispatcher.refusal(p_agent_id, (select agent.slug from public.agents as agent where agent.id = p_agent_id), 'busy', 1) $$;
+as $$ select dispatcher.refusal(p_agent_id, (select agent.slug from public.agents as agent
+    where agent.id = p_agent_id), 'busy', 1) $$;
 comment on function dispatcher.busy_agent(uuid) is 'The refusal of an agent of which another session holds a row.';
 
-create or replace function dispatcher.join_waitlist(p_agent_id uuid, p_path text, p_since timestamptz, p_oldest timestamptz) returns void
+create or replace function dispatcher.join_waitlist(p_agent_id uuid, p_path text, p_since timestamptz,
+    p_oldest timestamptz) returns void
 language sql volatile set search_path = ''
 as $$
   update public.agent_wake_state
@@ -177,7 +194,8 @@ as $$
   update public.agent_wake_state set waitlisted_at = null, waitlist_path = null, waiting_since = null
    where agent_id = p_agent_id and waitlisted_at is not null
 $$;
-comment on function dispatcher.leave_waitlist(uuid) is 'Takes an agent off the waitlist. The caller holds its wake state.';
+comment on function dispatcher.leave_waitlist(uuid) is
+  'Takes an agent off the waitlist. The caller holds its wake state.';
 
 create or replace function dispatcher.items_of_claim(p_facts dispatcher.gate_facts) returns uuid[]
 language plpgsql immutable set search_path = ''
@@ -206,16 +224,21 @@ declare
   v_items constant uuid[] := dispatcher.items_of_claim(p_facts);
   v_wake public.agent_wakes;
 begin
-  insert into public.agent_wakes (tenant_id, agent_id, gateway_id, instance_id, claim_request, path, item_ids, chain_depth, model_override,
+  insert into public.agent_wakes (tenant_id, agent_id, gateway_id, instance_id, claim_request, path, item_ids,
+      chain_depth, model_override,
                                   thinking_override, deadline_at)
-  select p_facts.tenant_id, p_facts.agent_id, p_claimant.gateway_id, p_claimant.instance_id, p_request, p_path, v_items, p_facts.chain_depth,
-         case when jsonb_typeof(item.context -> 'model_override') = 'string' then nullif(left(item.context ->> 'model_override', 500), '') end,
-         case when jsonb_typeof(item.context -> 'thinking_override') = 'string' then nullif(left(item.context ->> 'thinking_override', 500), '') end,
+  select p_facts.tenant_id, p_facts.agent_id, p_claimant.gateway_id, p_claimant.instance_id, p_request, p_path,
+      v_items, p_facts.chain_depth,
+         case when jsonb_typeof(item.context -> 'model_override') = 'string'
+             then nullif(left(item.context ->> 'model_override', 500), '') end,
+         case when jsonb_typeof(item.context -> 'thinking_override') = 'string'
+             then nullif(left(item.context ->> 'thinking_override', 500), '') end,
          now() + make_interval(secs => (p_claimant.settings).agent_process_timeout + 15)
     from public.agent_inbox_items as item where item.id = v_items[1]
   returning * into v_wake;
   update public.agent_wake_state
-     set last_wake_id = v_wake.id, last_claimed_at = v_wake.claimed_at, waitlisted_at = null, waitlist_path = null, waiting_since = null,
+     set last_wake_id = v_wake.id, last_claimed_at = v_wake.claimed_at, waitlisted_at = null, waitlist_path = null,
+         waiting_since = null,
          consecutive_failures = p_facts.failures, updated_at = now(),
          stalled_at = case when p_facts.failures = 0 then null else stalled_at end
    where agent_id = p_facts.agent_id;
@@ -223,7 +246,8 @@ begin
 end
 $$;
 comment on function dispatcher.write_wake(dispatcher.claimant, dispatcher.gate_facts, text, uuid) is
-  'Writes the wake of a granted claim (state starting) and what the gates remember: failures that new context has ended are forgotten here.';
+  'Writes the wake of a granted claim (state starting) and what the gates remember: failures that new context has '
+  'ended are forgotten here.';
 
 create or replace function dispatcher.claim_one_wake(
   p_claimant dispatcher.claimant, p_agent_id uuid, p_path text, p_item_ids uuid[], p_request uuid
@@ -252,7 +276,8 @@ begin
     if v_state.waitlisted_at is not null then
       perform dispatcher.leave_waitlist(p_agent_id);
     end if;
-    return dispatcher.refusal(p_agent_id, v_agent.slug, v_gates.blocked[1], dispatcher.seconds_until(v_gates.retry_at), v_facts.failures);
+    return dispatcher.refusal(p_agent_id, v_agent.slug, v_gates.blocked[1], dispatcher.seconds_until(v_gates.retry_at),
+        v_facts.failures);
   end if;
   if v_facts.live_on_gateway >= (p_claimant.settings).max_concurrent_wakes then
     perform dispatcher.join_waitlist(p_agent_id, 'waitlist', now(), v_facts.oldest_due);
@@ -263,9 +288,11 @@ begin
 end
 $$;
 comment on function dispatcher.claim_one_wake(dispatcher.claimant, uuid, text, uuid[], uuid) is
-  'Evaluates every gate of one agent, under the gateway''s lock that the caller holds, and writes the wake when all are open. Answers {granted, …}; busy where another session holds a row of the agent. Never waits.';
+  'Evaluates every gate of one agent, under the gateway''s lock that the caller holds, and writes the wake when all '
+  'are open. Answers {granted, …}; busy where another session holds a row of the agent. Never waits.';
 
-create or replace function dispatcher.contained_claim(p_claimant dispatcher.claimant, p_claim jsonb, p_request uuid) returns jsonb
+create or replace function dispatcher.contained_claim(p_claimant dispatcher.claimant, p_claim jsonb, p_request uuid)
+    returns jsonb
 language plpgsql volatile set search_path = ''
 as $$
 declare
@@ -278,13 +305,16 @@ exception when lock_not_available then
 when others then
   if dispatcher.must_abort(sqlstate) then raise; end if;
   v_error := sqlerrm;
-  return jsonb_build_object('granted', false, 'agent_id', p_claim -> 'agent_id', 'skip_reason', 'error', 'retry_in', null, 'failures', null,
+  return jsonb_build_object('granted', false, 'agent_id', p_claim -> 'agent_id', 'skip_reason', 'error', 'retry_in',
+      null, 'failures', null,
                             'error', left(v_error, 500), 'error_code', sqlstate, 'agent_slug',
-                            (select agent.slug from public.agents as agent where agent.id::text = p_claim ->> 'agent_id'));
+                            (select agent.slug from public.agents as agent
+                                where agent.id::text = p_claim ->> 'agent_id'));
 end
 $$;
 comment on function dispatcher.contained_claim(dispatcher.claimant, jsonb, uuid) is
-  'claim_one_wake for a claim {agent_id, path, item_ids}, but what raises for one agent is that agent''s answer: skip_reason error, with error and error_code.';
+  'claim_one_wake for a claim {agent_id, path, item_ids}, but what raises for one agent is that agent''s answer: '
+  'skip_reason error, with error and error_code.';
 
 create or replace function dispatcher.hinted_ids(p_claim jsonb) returns uuid[]
 language plpgsql immutable set search_path = ''
@@ -293,7 +323,8 @@ begin
   if jsonb_typeof(p_claim -> 'item_ids') is distinct from 'array' or p_claim -> 'item_ids' = '[]' then
     return '{}';
   end if;
-  return array(select item.value::uuid from jsonb_array_elements_text(p_claim -> 'item_ids') as item where item.value is not null limit 1000);
+  return array(select item.value::uuid from jsonb_array_elements_text(p_claim -> 'item_ids') as item
+      where item.value is not null limit 1000);
 end
 $$;
 comment on function dispatcher.hinted_ids(jsonb) is 'The items that a claim {agent_id, path, item_ids} names.';
@@ -327,7 +358,8 @@ begin
   if current_setting('dispatcher.is_warm', true) = 'on' then
     return;
   end if;
-  -- A pool's connection that never claimed pays for it at its first claim: every table looked up, every statement planned.
+  -- A pool's connection that never claimed pays for it at its first claim: every table looked up, every statement
+  -- planned.
   -- So whoever is in no hurry makes one here, for nobody: no row is found, locked or written.
   v_nobody.settings := dispatcher.typed_settings('{}');
   perform dispatcher.contained_claim(v_nobody, '{"agent_id": "00000000-0000-0000-0000-000000000000"}', null);
@@ -352,7 +384,8 @@ exception when others then
 end
 $$;
 comment on function dispatcher.warm_backend() is
-  'Walks the way of a claim once per connection, for nobody, so that the first real claim on it is as quick as later ones. Called by the functions nobody waits for; changes nothing.';
+  'Walks the way of a claim once per connection, for nobody, so that the first real claim on it is as quick as later '
+  'ones. Called by the functions nobody waits for; changes nothing.';
 
 create or replace function public.claim_wakes(p_instance_id uuid, p_claims jsonb, p_request uuid) returns jsonb
 language plpgsql volatile set search_path = '' set lock_timeout = '2s'
@@ -367,7 +400,8 @@ begin
   begin
     v_claimant := dispatcher.lock_gateway(p_instance_id);
   exception when lock_not_available then
-    return (select coalesce(jsonb_agg(dispatcher.busy_agent((claim.value ->> 'agent_id')::uuid) order by claim.ordinality), '[]')
+    return (select coalesce(jsonb_agg(dispatcher.busy_agent((claim.value ->> 'agent_id')::uuid)
+        order by claim.ordinality), '[]')
               from jsonb_array_elements(p_claims) with ordinality as claim);
   end;
   -- From here on nothing should wait; what could is cut short.
@@ -379,9 +413,12 @@ begin
 end
 $$;
 comment on function public.claim_wakes(uuid, jsonb, uuid) is
-  'Claims wakes for p_claims = [{agent_id, path, item_ids}]; answers one verdict per claim, in order. p_request makes a repeated call hand back the same grants. An agent whose rows another session holds is busy; one whose data raises is an error of its own; neither stops the others.';
+  'Claims wakes for p_claims = [{agent_id, path, item_ids}]; answers one verdict per claim, in order. p_request makes '
+  'a repeated call hand back the same grants. An agent whose rows another session holds is busy; one whose data '
+  'raises is an error of its own; neither stops the others.';
 
-create or replace function dispatcher.claim_waiting_wakes(p_instance_id uuid, p_limit integer, p_request uuid) returns jsonb
+create or replace function dispatcher.claim_waiting_wakes(p_instance_id uuid, p_limit integer, p_request uuid)
+    returns jsonb
 language plpgsql volatile set search_path = ''
 as $$
 declare
@@ -405,17 +442,21 @@ begin
   if v_answer is not null then
     return v_answer;
   end if;
-  select '-infinity'::timestamptz as waitlisted_at, '-infinity'::timestamptz as waiting_since, '00000000-0000-0000-0000-000000000000'::uuid as agent_id
+  select '-infinity'::timestamptz as waitlisted_at, '-infinity'::timestamptz as waiting_since,
+      '00000000-0000-0000-0000-000000000000'::uuid as agent_id
     into v_last;
   -- In pages: the plan then walks the index of the waitlist instead of sorting all of it for one free slot.
   loop
     v_seen := 0;
     for v_waiting in
-      select state.agent_id, state.waitlist_path, state.waitlisted_at, coalesce(state.waiting_since, 'infinity') as waiting_since
+      select state.agent_id, state.waitlist_path, state.waitlisted_at,
+          coalesce(state.waiting_since, 'infinity') as waiting_since
         from public.agent_wake_state as state
         join public.agents as agent on agent.id = state.agent_id
-       where state.waitlisted_at is not null and agent.gateway_id = v_claimant.gateway_id and agent.tenant_id = v_claimant.tenant_id
-         and (state.waitlisted_at, coalesce(state.waiting_since, 'infinity'), state.agent_id) > (v_last.waitlisted_at, v_last.waiting_since, v_last.agent_id)
+       where state.waitlisted_at is not null and agent.gateway_id = v_claimant.gateway_id
+         and agent.tenant_id = v_claimant.tenant_id
+         and (state.waitlisted_at, coalesce(state.waiting_since, 'infinity'), state.agent_id) > (v_last.waitlisted_at,
+             v_last.waiting_since, v_last.agent_id)
        order by state.waitlisted_at, coalesce(state.waiting_since, 'infinity'), state.agent_id limit v_page
     loop
       v_seen := v_seen + 1;
@@ -441,7 +482,8 @@ begin
 end
 $$;
 comment on function dispatcher.claim_waiting_wakes(uuid, integer, uuid) is
-  'Claims up to p_limit wakes from the waitlist of the instance''s gateway, longest waiting first, at most 500 looked at. One that may no longer be woken leaves the list, one that is busy keeps its place; neither hides anybody.';
+  'Claims up to p_limit wakes from the waitlist of the instance''s gateway, longest waiting first, at most 500 looked '
+  'at. One that may no longer be woken leaves the list, one that is busy keeps its place; neither hides anybody.';
 
 create or replace function dispatcher.set_off_waitlist(p_agent_id uuid) returns void
 language plpgsql volatile set search_path = ''
@@ -454,10 +496,12 @@ begin
   end if;
 end
 $$;
-comment on function dispatcher.set_off_waitlist(uuid) is 'Takes an agent off the waitlist unless somebody holds its row.';
+comment on function dispatcher.set_off_waitlist(uuid) is
+  'Takes an agent off the waitlist unless somebody holds its row.';
 
 create index if not exists agent_wake_state_waitlist_order
-  on public.agent_wake_state (waitlisted_at, (coalesce(waiting_since, 'infinity'::timestamptz)), agent_id) where waitlisted_at is not null;
+  on public.agent_wake_state (waitlisted_at, (coalesce(waiting_since, 'infinity'::timestamptz)), agent_id)
+      where waitlisted_at is not null;
 
 select dispatcher.restrict_functions(array[
   'claim_wakes'

@@ -1,9 +1,10 @@
--- The sweep: the net under the hints. Each phase is a call, and so a transaction, of its own: it settles at most 500 rows, says
--- whether there is more (`again`), waits for nobody, and what it raises costs no other phase.
+-- The sweep: the net under the hints. Each phase is a call, and so a transaction, of its own: it settles at most 500
+-- rows, says whether there is more (`again`), waits for nobody, and what it raises costs no other phase.
 begin;
 set local lock_timeout = '3s';
 
-create or replace function dispatcher.open_items_of_gateway(p_claimant dispatcher.claimant) returns setof public.agent_inbox_items
+create or replace function dispatcher.open_items_of_gateway(p_claimant dispatcher.claimant)
+    returns setof public.agent_inbox_items
 language sql stable set search_path = ''
 as $$
   select item.* from public.agents as agent
@@ -11,7 +12,8 @@ as $$
    where agent.gateway_id = p_claimant.gateway_id and agent.tenant_id = p_claimant.tenant_id
      and item.status in ('pending', 'failed', 'leased')
 $$;
-comment on function dispatcher.open_items_of_gateway(dispatcher.claimant) is 'Open items of the agents of a claimant''s gateway.';
+comment on function dispatcher.open_items_of_gateway(dispatcher.claimant) is
+  'Open items of the agents of a claimant''s gateway.';
 
 create or replace function dispatcher.sweeper(p_instance_id uuid) returns dispatcher.claimant
 language plpgsql stable set search_path = ''
@@ -19,10 +21,12 @@ as $$
 declare
   v_instance constant public.dispatcher_instances := dispatcher.running_instance(p_instance_id);
 begin
-  return row(v_instance.id, v_instance.tenant_id, v_instance.gateway_id, dispatcher.settings_of_instance(p_instance_id))::dispatcher.claimant;
+  return row(v_instance.id, v_instance.tenant_id, v_instance.gateway_id,
+      dispatcher.settings_of_instance(p_instance_id))::dispatcher.claimant;
 end
 $$;
-comment on function dispatcher.sweeper(uuid) is 'Who sweeps, with which settings; locks nothing. Raises OD001 for an unknown instance.';
+comment on function dispatcher.sweeper(uuid) is
+  'Who sweeps, with which settings; locks nothing. Raises OD001 for an unknown instance.';
 
 create or replace function dispatcher.stale_item_ids(p_sweeper dispatcher.claimant, p_limit integer) returns uuid[]
 language plpgsql volatile set search_path = ''
@@ -39,15 +43,18 @@ begin
       join public.agent_inbox_items as item on item.agent_id = agent.id and item.tenant_id = agent.tenant_id
       left join public.agent_resumptions as resumption on resumption.agent_id = agent.id
       left join public.inbox_item_marks as mark on mark.item_id = item.id
-     where agent.gateway_id = p_sweeper.gateway_id and agent.tenant_id = p_sweeper.tenant_id and agent.status not in ('paused', 'hibernating')
+     where agent.gateway_id = p_sweeper.gateway_id and agent.tenant_id = p_sweeper.tenant_id
+       and agent.status not in ('paused', 'hibernating')
        and item.status = 'pending' and item.attempt_count < item.max_attempts and item.created_at < v_oldest
-       and coalesce(mark.reopened_at, '-infinity') < v_oldest and coalesce(resumption.resumed_at, '-infinity') < v_oldest
+       and coalesce(mark.reopened_at, '-infinity') < v_oldest
+       and coalesce(resumption.resumed_at, '-infinity') < v_oldest
      limit p_limit for update of item skip locked) as stale;
   return coalesce(v_ids, '{}');
 end
 $$;
 comment on function dispatcher.stale_item_ids(dispatcher.claimant, integer) is
-  'Items pending for longer than stale_item_age_hours, locked. The age counts from the creation, the last requeue or the end of its agent''s pause; items of paused or hibernating agents wait.';
+  'Items pending for longer than stale_item_age_hours, locked. The age counts from the creation, the last requeue or '
+  'the end of its agent''s pause; items of paused or hibernating agents wait.';
 
 create or replace function dispatcher.expire_stale_items(p_sweeper dispatcher.claimant, p_limit integer) returns integer
 language plpgsql volatile set search_path = ''
@@ -57,16 +64,20 @@ declare
   v_ids constant uuid[] := dispatcher.stale_item_ids(p_sweeper, p_limit);
 begin
   update public.agent_inbox_items as item
-     set status = 'failed', attempt_count = greatest(item.attempt_count, item.max_attempts), failed_at = now(), updated_at = now(),
+     set status = 'failed', attempt_count = greatest(item.attempt_count, item.max_attempts), failed_at = now(),
+         updated_at = now(),
          context = dispatcher.merge_inbox_context(item.context, jsonb_build_object(
-           'last_failure_reason', format('stale: pending for more than %s h', (p_sweeper.settings).stale_item_age_hours)))
+           'last_failure_reason', format('stale: pending for more than %s h',
+               (p_sweeper.settings).stale_item_age_hours)))
    where item.id = any (v_ids);
   return cardinality(v_ids);
 end
 $$;
-comment on function dispatcher.expire_stale_items(dispatcher.claimant, integer) is 'Stale items fail for good, reason recorded.';
+comment on function dispatcher.expire_stale_items(dispatcher.claimant, integer) is
+  'Stale items fail for good, reason recorded.';
 
-create or replace function dispatcher.spent_items(p_sweeper dispatcher.claimant, p_limit integer) returns table (item_id uuid, agent_id uuid)
+create or replace function dispatcher.spent_items(p_sweeper dispatcher.claimant, p_limit integer)
+    returns table (item_id uuid, agent_id uuid)
 language plpgsql volatile set search_path = ''
 as $$
 begin
@@ -75,15 +86,19 @@ begin
       join public.agent_inbox_items as item on item.agent_id = agent.id and item.tenant_id = agent.tenant_id
      where agent.gateway_id = p_sweeper.gateway_id and agent.tenant_id = p_sweeper.tenant_id
        and item.status in ('pending', 'leased') and item.attempt_count >= item.max_attempts
-       and (item.status = 'pending' or coalesce(item.leased_until, '-infinity') < now() or item.leased_until >= now() + interval '7 days')
+       and (item.status = 'pending' or coalesce(item.leased_until, '-infinity') < now()
+       or item.leased_until >= now() + interval '7 days')
        -- A lease that ran out while the database was away is renewed by the heartbeat of the wake that works on it.
-       and not exists (select from public.agent_wakes as wake where wake.agent_id = agent.id and wake.state in ('starting', 'running'))
+       and not exists (select from public.agent_wakes as wake where wake.agent_id = agent.id
+       and wake.state in ('starting', 'running'))
      limit p_limit for update of item skip locked;
 end
 $$;
-comment on function dispatcher.spent_items(dispatcher.claimant, integer) is 'Expired leases and pending items without attempts left, locked.';
+comment on function dispatcher.spent_items(dispatcher.claimant, integer) is
+  'Expired leases and pending items without attempts left, locked.';
 
-create or replace function dispatcher.give_up_spent_items(p_sweeper dispatcher.claimant, p_limit integer) returns integer
+create or replace function dispatcher.give_up_spent_items(p_sweeper dispatcher.claimant, p_limit integer)
+    returns integer
 language plpgsql volatile set search_path = ''
 as $$
 declare
@@ -93,11 +108,13 @@ declare
   v_count integer := 0;
 begin
   for v_agent in
-    select spent.agent_id, array_agg(spent.item_id) as item_ids from dispatcher.spent_items(p_sweeper, p_limit) as spent group by spent.agent_id
+    select spent.agent_id, array_agg(spent.item_id) as item_ids from dispatcher.spent_items(p_sweeper, p_limit) as spent
+        group by spent.agent_id
   loop
     update public.inbox_item_leases set closed_at = now(), outcome = 'dead_letter'
      where item_id in (select lease.item_id from public.inbox_item_leases as lease
-                        where lease.item_id = any (v_agent.item_ids) and lease.closed_at is null for update skip locked);
+                        where lease.item_id = any (v_agent.item_ids) and lease.closed_at is null
+                            for update skip locked);
     v_dead := dispatcher.give_up_items(v_agent.item_ids, v_reason);
     perform dispatcher.tell_dead_letters(v_agent.agent_id, v_dead, v_reason);
     v_count := v_count + cardinality(v_dead);
@@ -114,21 +131,26 @@ language plpgsql stable set search_path = ''
 as $$
 begin
   return query
-    -- From the few deep origins to their items, and not the other way: no statistics may turn this into a look at every item.
+    -- From the few deep origins to their items, and not the other way: no statistics may turn this into a look at every
+    -- item.
     with deep as materialized (
       select origin.item_id, origin.chain_depth from public.inbox_item_origins as origin
-       where origin.tenant_id = p_sweeper.tenant_id and origin.chain_depth >= dispatcher.wake_chain_limit(p_sweeper.settings))
+       where origin.tenant_id = p_sweeper.tenant_id
+         and origin.chain_depth >= dispatcher.wake_chain_limit(p_sweeper.settings))
     select agent.id, item.id, deep.chain_depth
       from deep
-      join public.agent_inbox_items as item on item.id = deep.item_id and item.status in ('pending', 'failed') and item.attempt_count < item.max_attempts
+      join public.agent_inbox_items as item on item.id = deep.item_id and item.status in ('pending', 'failed')
+          and item.attempt_count < item.max_attempts
       join public.agents as agent on agent.id = item.agent_id and agent.tenant_id = item.tenant_id
      where agent.gateway_id = p_sweeper.gateway_id and agent.tenant_id = p_sweeper.tenant_id
      limit p_limit;
 end
 $$;
-comment on function dispatcher.chained_items(dispatcher.claimant, integer) is 'Open items whose chain of wakes reached max_wake_chain.';
+comment on function dispatcher.chained_items(dispatcher.claimant, integer) is
+  'Open items whose chain of wakes reached max_wake_chain.';
 
-create or replace function dispatcher.tell_chain(p_sweeper dispatcher.claimant, p_agent_id uuid, p_depth integer, p_item_ids uuid[]) returns void
+create or replace function dispatcher.tell_chain(p_sweeper dispatcher.claimant, p_agent_id uuid, p_depth integer,
+    p_item_ids uuid[]) returns void
 language plpgsql volatile set search_path = ''
 as $$
 declare
@@ -144,13 +166,15 @@ begin
     select slug into v_slug from public.agents where id = p_agent_id;
     perform dispatcher.notify_operator(
       p_sweeper.tenant_id, 'wake_chain_limit', format('Agent %s was stopped in a chain of wakes', v_slug),
-      format('Agents woke each other %s times in a row; %s item(s) were set aside. `dispatcher inbox requeue --agent %s` brings them back.',
+      format('Agents woke each other %s times in a row; %s item(s) were set aside. `dispatcher inbox requeue --agent '
+             '%s` brings them back.',
              p_depth, cardinality(p_item_ids), v_slug),
       p_agent_id, jsonb_build_object('chain_depth', p_depth, 'item_ids', p_item_ids[1:100]));
   end if;
 end
 $$;
-comment on function dispatcher.tell_chain(dispatcher.claimant, uuid, integer, uuid[]) is 'One notification per agent and hour of a chain that was stopped.';
+comment on function dispatcher.tell_chain(dispatcher.claimant, uuid, integer, uuid[]) is
+  'One notification per agent and hour of a chain that was stopped.';
 
 create or replace function dispatcher.stop_wake_chains(p_sweeper dispatcher.claimant, p_limit integer) returns integer
 language plpgsql volatile set search_path = ''
@@ -173,7 +197,8 @@ $$;
 comment on function dispatcher.stop_wake_chains(dispatcher.claimant, integer) is
   'Items whose chain of wakes reached max_wake_chain become dead_letter; one notification per agent and hour.';
 
-create or replace function dispatcher.agents_to_settle(p_sweeper dispatcher.claimant, p_limit integer) returns setof uuid
+create or replace function dispatcher.agents_to_settle(p_sweeper dispatcher.claimant, p_limit integer)
+    returns setof uuid
 language sql stable set search_path = ''
 as $$
   select state.agent_id from public.agent_wake_state as state join public.agents as agent on agent.id = state.agent_id
@@ -181,14 +206,18 @@ as $$
      and state.consecutive_failures >= (p_sweeper.settings).max_consecutive_failures
      and (state.stalled_at is null
           or exists (select from public.agent_inbox_items as item
-                     where item.agent_id = state.agent_id and item.status = 'pending' and item.attempt_count < item.max_attempts))
+                     where item.agent_id = state.agent_id and item.status = 'pending'
+                       and item.attempt_count < item.max_attempts))
      -- What came from outside since the last end has ended the stall.
-     and (dispatcher.read_gate_facts(state.agent_id, p_sweeper.settings)).failures >= (p_sweeper.settings).max_consecutive_failures
+     and (dispatcher.read_gate_facts(state.agent_id,
+         p_sweeper.settings)).failures >= (p_sweeper.settings).max_consecutive_failures
    order by state.agent_id limit p_limit
 $$;
-comment on function dispatcher.agents_to_settle(dispatcher.claimant, integer) is 'Stalled agents of which nobody was told yet, or that have pending items.';
+comment on function dispatcher.agents_to_settle(dispatcher.claimant, integer) is
+  'Stalled agents of which nobody was told yet, or that have pending items.';
 
-create or replace function dispatcher.settle_stalled_agents(p_sweeper dispatcher.claimant, p_limit integer) returns integer
+create or replace function dispatcher.settle_stalled_agents(p_sweeper dispatcher.claimant, p_limit integer)
+    returns integer
 language plpgsql volatile set search_path = ''
 as $$
 declare
@@ -202,23 +231,28 @@ begin
   return v_count;
 end
 $$;
-comment on function dispatcher.settle_stalled_agents(dispatcher.claimant, integer) is 'Sets the pending items of stalled agents aside and notifies once per stall.';
+comment on function dispatcher.settle_stalled_agents(dispatcher.claimant, integer) is
+  'Sets the pending items of stalled agents aside and notifies once per stall.';
 
-create or replace function dispatcher.forgotten_leases(p_sweeper dispatcher.claimant, p_limit integer) returns setof public.agent_wakes
+create or replace function dispatcher.forgotten_leases(p_sweeper dispatcher.claimant, p_limit integer)
+    returns setof public.agent_wakes
 language sql stable set search_path = ''
 as $$
   select distinct on (wake.id) wake.* from public.inbox_item_leases as lease
     join public.agent_wakes as wake on wake.id = lease.wake_id
     join public.agent_inbox_items as item on item.id = lease.item_id
-   where lease.closed_at is null and wake.gateway_id = p_sweeper.gateway_id and wake.ended_at < now() - interval '5 seconds'
+   where lease.closed_at is null and wake.gateway_id = p_sweeper.gateway_id
+     and wake.ended_at < now() - interval '5 seconds'
      and item.status = 'leased' and item.leased_at = lease.leased_at
    limit p_limit
 $$;
 comment on function dispatcher.forgotten_leases(dispatcher.claimant, integer) is
   'Ended wakes that still hold a lease: somebody held the item when the wake ended.';
-create index if not exists inbox_item_leases_open_by_wake on public.inbox_item_leases (wake_id) where closed_at is null and wake_id is not null;
+create index if not exists inbox_item_leases_open_by_wake on public.inbox_item_leases (wake_id) where closed_at is null
+    and wake_id is not null;
 
-create or replace function dispatcher.release_forgotten_leases(p_sweeper dispatcher.claimant, p_limit integer) returns integer
+create or replace function dispatcher.release_forgotten_leases(p_sweeper dispatcher.claimant, p_limit integer)
+    returns integer
 language plpgsql volatile set search_path = ''
 as $$
 declare
@@ -229,7 +263,8 @@ declare
 begin
   for v_wake in select * from dispatcher.forgotten_leases(p_sweeper, p_limit) loop
     -- The agent may have its next wake by now: only what this one leased, and only where no wake lives.
-    continue when exists (select from public.agent_wakes where agent_id = v_wake.agent_id and state in ('starting', 'running'));
+    continue when exists (select from public.agent_wakes where agent_id = v_wake.agent_id
+        and state in ('starting', 'running'));
     v_reason := format('wake ended (%s) with the item unfinished', v_wake.state);
     v_released := dispatcher.release_wake_leases(v_wake, v_wake.state in ('interrupted', 'spawn_failed'), v_reason);
     perform dispatcher.tell_dead_letters(v_wake.agent_id, v_released.dead, v_reason);
@@ -238,7 +273,8 @@ begin
   return v_count;
 end
 $$;
-comment on function dispatcher.release_forgotten_leases(dispatcher.claimant, integer) is 'Releases leases whose wake ended while somebody held the item.';
+comment on function dispatcher.release_forgotten_leases(dispatcher.claimant, integer) is
+  'Releases leases whose wake ended while somebody held the item.';
 
 create or replace function dispatcher.often_woken_agents(p_sweeper dispatcher.claimant, p_limit integer)
 returns table (agent_id uuid, agent_slug text, wakes integer)
@@ -257,7 +293,8 @@ as $$
    limit p_limit
 $$;
 comment on function dispatcher.often_woken_agents(dispatcher.claimant, integer) is
-  'Agents woken more than alert_wakes_per_hour times in the last hour, whatever woke them, of whom nobody was told in that hour.';
+  'Agents woken more than alert_wakes_per_hour times in the last hour, whatever woke them, of whom nobody was told in '
+  'that hour.';
 
 create or replace function dispatcher.tell_often_woken(p_sweeper dispatcher.claimant, p_limit integer) returns integer
 language plpgsql volatile set search_path = ''
@@ -271,10 +308,12 @@ begin
     update public.agent_wake_state set often_notified_at = now() where agent_id = v_often.agent_id;
     perform dispatcher.notify_operator(
       p_sweeper.tenant_id, 'often_woken', format('Agent %s is woken unusually often', v_often.agent_slug),
-      format('%s wakes in the last hour (ALERT_WAKES_PER_HOUR is %s). It goes on. `dispatcher inbox list --agent %s` shows what wakes it; '
+      format('%s wakes in the last hour (ALERT_WAKES_PER_HOUR is %s). It goes on. `dispatcher inbox list --agent %s` '
+             'shows what wakes it; '
              'MAX_WAKES_PER_DAY bounds it, and a paused agent is not woken.',
              v_often.wakes, (p_sweeper.settings).alert_wakes_per_hour, v_often.agent_slug),
-      v_often.agent_id, jsonb_build_object('wakes', v_often.wakes, 'alert_wakes_per_hour', (p_sweeper.settings).alert_wakes_per_hour));
+      v_often.agent_id, jsonb_build_object('wakes', v_often.wakes, 'alert_wakes_per_hour',
+          (p_sweeper.settings).alert_wakes_per_hour));
     v_count := v_count + 1;
   end loop;
   return v_count;
@@ -295,12 +334,14 @@ begin
      order by ended_at limit p_limit for update skip locked);
   get diagnostics v_wakes = row_count;
   delete from public.dispatcher_faults where id in (
-    select id from public.dispatcher_faults where tenant_id = p_sweeper.tenant_id and at < now() - interval '7 days' limit p_limit for update skip locked);
+    select id from public.dispatcher_faults where tenant_id = p_sweeper.tenant_id and at < now() - interval '7 days'
+        limit p_limit for update skip locked);
   get diagnostics v_faults = row_count;
   return greatest(v_wakes, v_faults);
 end
 $$;
-comment on function dispatcher.prune_old_rows(dispatcher.claimant, integer) is 'Wakes that ended 30 days ago and faults of last week go.';
+comment on function dispatcher.prune_old_rows(dispatcher.claimant, integer) is
+  'Wakes that ended 30 days ago and faults of last week go.';
 
 create or replace function dispatcher.agents_with_work(p_sweeper dispatcher.claimant, p_after uuid, p_limit integer)
 returns table (agent_id uuid, agent_slug text, oldest timestamptz)
@@ -308,17 +349,22 @@ language sql stable set search_path = ''
 as $$
   select agent.id, agent.slug, oldest.created_at from public.agents as agent
    cross join lateral (select due.created_at from dispatcher.inbox_due as due
-                        where due.agent_id = agent.id and due.tenant_id = agent.tenant_id order by due.created_at limit 1) as oldest
+                        where due.agent_id = agent.id and due.tenant_id = agent.tenant_id order by due.created_at
+                            limit 1) as oldest
    where agent.gateway_id = p_sweeper.gateway_id and agent.tenant_id = p_sweeper.tenant_id
      and (p_after is null or agent.id > p_after)
-     and not exists (select from public.agent_wake_state as state where state.agent_id = agent.id and state.waitlisted_at is not null)
-     and not exists (select from public.agent_wakes as wake where wake.agent_id = agent.id and wake.state in ('starting', 'running'))
+     and not exists (select from public.agent_wake_state as state where state.agent_id = agent.id
+     and state.waitlisted_at is not null)
+     and not exists (select from public.agent_wakes as wake where wake.agent_id = agent.id
+     and wake.state in ('starting', 'running'))
    order by agent.id limit p_limit
 $$;
 comment on function dispatcher.agents_with_work(dispatcher.claimant, uuid, integer) is
-  'Agents with open items that neither wait nor run, in the order of their ids after p_after, each with its oldest item.';
+  'Agents with open items that neither wait nor run, in the order of their ids after p_after, each with its oldest '
+  'item.';
 
-create or replace function dispatcher.refusal_at_sweep(p_sweeper dispatcher.claimant, p_agent_id uuid, p_agent_slug text)
+create or replace function dispatcher.refusal_at_sweep(p_sweeper dispatcher.claimant, p_agent_id uuid,
+    p_agent_slug text)
 returns jsonb
 language plpgsql stable set search_path = ''
 as $$
@@ -358,10 +404,12 @@ begin
              for key share skip locked) as free
   on conflict do nothing;
   with held as (
-    select state.agent_id from public.agent_wake_state as state where state.agent_id = any (p_agent_ids) for update skip locked
+    select state.agent_id from public.agent_wake_state as state where state.agent_id = any (p_agent_ids)
+        for update skip locked
   ), listed as (
     update public.agent_wake_state as state
-       set waitlist_path = coalesce(state.waitlist_path, 'sweep'), waitlisted_at = coalesce(state.waitlisted_at, p_since),
+       set waitlist_path = coalesce(state.waitlist_path, 'sweep'),
+           waitlisted_at = coalesce(state.waitlisted_at, p_since),
            waiting_since = coalesce(state.waiting_since, ready.oldest), updated_at = now()
       from held join unnest(p_agent_ids, p_oldest) as ready (agent_id, oldest) on ready.agent_id = held.agent_id
      where state.agent_id = held.agent_id
@@ -371,13 +419,16 @@ begin
 end
 $$;
 comment on function dispatcher.list_agents(dispatcher.claimant, uuid[], timestamptz[], timestamptz) is
-  'Puts agents, whose oldest items are from p_oldest, on the waitlist, all at once and held for a moment; answers which: those that somebody holds are not.';
+  'Puts agents, whose oldest items are from p_oldest, on the waitlist, all at once and held for a moment; answers '
+  'which: those that somebody holds are not.';
 
-create or replace function dispatcher.fill_waitlist(p_sweeper dispatcher.claimant, p_cursor jsonb, p_limit integer) returns jsonb
+create or replace function dispatcher.fill_waitlist(p_sweeper dispatcher.claimant, p_cursor jsonb, p_limit integer)
+    returns jsonb
 language plpgsql volatile set search_path = ''
 as $$
 declare
-  -- All pages of one sweep carry the time of its first: agents wait in the order of their oldest items, whatever the page.
+  -- All pages of one sweep carry the time of its first: agents wait in the order of their oldest items, whatever the
+  -- page.
   v_since constant timestamptz := coalesce((p_cursor ->> 'since')::timestamptz, now());
   v_agent record;
   v_refusal jsonb;
@@ -401,15 +452,19 @@ begin
   end loop;
   v_listed := dispatcher.list_agents(p_sweeper, v_ready, v_oldest, v_since);
   return jsonb_build_object(
-    'count', cardinality(v_listed), 'again', v_seen >= p_limit, 'cursor', jsonb_build_object('after', v_last, 'since', v_since),
-    'skipped', v_skipped || coalesce((select jsonb_agg(dispatcher.busy_agent(ready.id)) from unnest(v_ready) as ready (id)
+    'count', cardinality(v_listed), 'again', v_seen >= p_limit, 'cursor',
+        jsonb_build_object('after', v_last, 'since', v_since),
+    'skipped', v_skipped || coalesce((select jsonb_agg(dispatcher.busy_agent(ready.id))
+        from unnest(v_ready) as ready (id)
                                        where ready.id <> all (v_listed)), '[]'));
 end
 $$;
 comment on function dispatcher.fill_waitlist(dispatcher.claimant, jsonb, integer) is
-  'Puts agents of the gateway that have work and open gates on the waitlist; answers the refused ones with their reason. p_cursor: {after, since} of the page before.';
+  'Puts agents of the gateway that have work and open gates on the waitlist; answers the refused ones with their '
+  'reason. p_cursor: {after, since} of the page before.';
 
-create or replace function dispatcher.claim_at_sweep(p_sweeper dispatcher.claimant, p_claim_limit integer, p_request uuid) returns jsonb
+create or replace function dispatcher.claim_at_sweep(p_sweeper dispatcher.claimant, p_claim_limit integer,
+    p_request uuid) returns jsonb
 language plpgsql volatile set search_path = ''
 as $$
 declare
@@ -419,8 +474,10 @@ begin
   -- Whoever did not get a slot now waits for one.
   with queued as (
     select state.agent_id from public.agent_wake_state as state join public.agents as agent on agent.id = state.agent_id
-     where agent.gateway_id = p_sweeper.gateway_id and state.waitlist_path = 'sweep' limit 500 for update of state skip locked)
-  update public.agent_wake_state as state set waitlist_path = 'waitlist' from queued where state.agent_id = queued.agent_id;
+     where agent.gateway_id = p_sweeper.gateway_id and state.waitlist_path = 'sweep' limit 500
+         for update of state skip locked)
+  update public.agent_wake_state as state set waitlist_path = 'waitlist' from queued
+      where state.agent_id = queued.agent_id;
   get diagnostics v_queued = row_count;
   return jsonb_build_object('count', jsonb_array_length(v_claims), 'claims', v_claims, 'queued', v_queued, 'waiting',
     (select count(*) from public.agent_wake_state as state join public.agents as agent on agent.id = state.agent_id
@@ -438,7 +495,8 @@ declare
   v_is_due boolean;
   v_due text[] := '{}';
 begin
-  foreach v_phase in array array['expired', 'dead', 'chained', 'stalled', 'released', 'listed', 'claims', 'alerted', 'pruned'] loop
+  foreach v_phase in array array['expired', 'dead', 'chained', 'stalled', 'released', 'listed', 'claims', 'alerted',
+      'pruned'] loop
     begin
       v_is_due := case v_phase
         when 'expired' then cardinality(dispatcher.stale_item_ids(p_sweeper, 1)) > 0
@@ -451,8 +509,10 @@ begin
           select from public.agent_wake_state as state join public.agents as agent on agent.id = state.agent_id
            where agent.gateway_id = p_sweeper.gateway_id and state.waitlisted_at is not null)
         when 'alerted' then exists (select from dispatcher.often_woken_agents(p_sweeper, 1))
-        when 'pruned' then exists (select from public.agent_wakes where gateway_id = p_sweeper.gateway_id and ended_at < now() - interval '30 days')
-          or exists (select from public.dispatcher_faults where tenant_id = p_sweeper.tenant_id and at < now() - interval '7 days')
+        when 'pruned' then exists (select from public.agent_wakes where gateway_id = p_sweeper.gateway_id
+            and ended_at < now() - interval '30 days')
+          or exists (select from public.dispatcher_faults where tenant_id = p_sweeper.tenant_id
+          and at < now() - interval '7 days')
       end;
     exception when others then
       if dispatcher.must_abort(sqlstate) then raise; end if;
@@ -465,7 +525,8 @@ begin
   return v_due;
 end
 $$;
-comment on function dispatcher.phases_due(dispatcher.claimant) is 'The phases of a sweep that have something to do, in their order.';
+comment on function dispatcher.phases_due(dispatcher.claimant) is
+  'The phases of a sweep that have something to do, in their order.';
 
 create or replace function dispatcher.look_around(p_sweeper dispatcher.claimant) returns jsonb
 language plpgsql volatile set search_path = ''
@@ -473,16 +534,20 @@ as $$
 begin
   perform dispatcher.warm_backend();
   return jsonb_build_object(
-    'agents', (select coalesce(jsonb_agg(jsonb_build_object('id', id, 'slug', slug)), '[]') from public.agents where gateway_id = p_sweeper.gateway_id and tenant_id = p_sweeper.tenant_id),
-    'open_wakes', dispatcher.open_wakes_of_others(p_sweeper.instance_id), 'broadcast_available', dispatcher.broadcast_hints_available(),
+    'agents', (select coalesce(jsonb_agg(jsonb_build_object('id', id, 'slug', slug)), '[]') from public.agents
+        where gateway_id = p_sweeper.gateway_id and tenant_id = p_sweeper.tenant_id),
+    'open_wakes', dispatcher.open_wakes_of_others(p_sweeper.instance_id), 'broadcast_available',
+        dispatcher.broadcast_hints_available(),
     'due', to_jsonb(dispatcher.phases_due(p_sweeper)));
 end
 $$;
 comment on function dispatcher.look_around(dispatcher.claimant) is
-  'Where a sweep begins: {agents (the gateway''s: id, slug), open_wakes (of other instances), broadcast_available, due (the phases that have something to do)}.';
+  'Where a sweep begins: {agents (the gateway''s: id, slug), open_wakes (of other instances), broadcast_available, '
+  'due (the phases that have something to do)}.';
 
 create or replace function public.sweep_inbox(
-  p_instance_id uuid, p_phase text default 'look', p_cursor jsonb default null, p_claim_limit integer default 0, p_request uuid default null
+  p_instance_id uuid, p_phase text default 'look', p_cursor jsonb default null, p_claim_limit integer default 0,
+      p_request uuid default null
 ) returns jsonb
 language plpgsql volatile set search_path = '' set lock_timeout = '1s'
 as $$
@@ -508,19 +573,24 @@ begin
     else raise exception 'unknown phase %', left(p_phase, 100) using errcode = 'OD002',
       hint = 'look, expired, dead, chained, stalled, released, listed, claims, alerted or pruned';
   end case;
-  return jsonb_build_object('phase', p_phase, 'count', v_count, 'again', coalesce(v_count >= v_limit, false)) || v_answer
+  return jsonb_build_object('phase', p_phase, 'count', v_count, 'again', coalesce(v_count >= v_limit, false))
+      || v_answer
          || jsonb_build_object('ms', round(extract(epoch from clock_timestamp() - v_started) * 1000));
 end
 $$;
 comment on function public.sweep_inbox(uuid, text, jsonb, integer, uuid) is
-  'One phase of a sweep of the instance''s gateway, at most 500 rows: {phase, count, again, ms}. look: {agents (id, slug), open_wakes, broadcast_available, due}; listed: {skipped, cursor}, p_cursor is the one of the page before; claims: {claims, queued, waiting}, up to p_claim_limit wakes under p_request.';
+  'One phase of a sweep of the instance''s gateway, at most 500 rows: {phase, count, again, ms}. look: {agents (id, '
+  'slug), open_wakes, broadcast_available, due}; listed: {skipped, cursor}, p_cursor is the one of the page before; '
+  'claims: {claims, queued, waiting}, up to p_claim_limit wakes under p_request.';
 
 create or replace function public.note_sweep(p_instance_id uuid, p_sweep jsonb) returns void
 language sql volatile set search_path = '' set lock_timeout = '1s'
 as $$
-  update public.dispatcher_instances set last_sweep_at = now(), last_heartbeat_at = now(), last_sweep = p_sweep where id = p_instance_id
+  update public.dispatcher_instances set last_sweep_at = now(), last_heartbeat_at = now(), last_sweep = p_sweep
+      where id = p_instance_id
 $$;
-comment on function public.note_sweep(uuid, jsonb) is 'Keeps what a sweep did, for status: counts by phase, errors, ms.';
+comment on function public.note_sweep(uuid, jsonb) is
+  'Keeps what a sweep did, for status: counts by phase, errors, ms.';
 
 select dispatcher.restrict_functions(array[
   'sweep_inbox', 'note_sweep'

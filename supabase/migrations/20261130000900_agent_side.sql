@@ -1,7 +1,9 @@
 -- The agent's side of the inbox: lease items, close them, escalate them, look, and hand work to another agent.
--- The woken agent's scripts call these. A lease is a token: only its holder may close the item, only while it lives, and only from
--- the wake it was taken in. Locks are taken in the order of the daemon's functions: the agent's live wake, the item, its lease.
--- A call waits for rows of its own item alone, two seconds at most; then its answer is `busy` and nothing was changed. Safe to apply twice.
+-- The woken agent's scripts call these. A lease is a token: only its holder may close the item, only while it lives,
+-- and only from the wake it was taken in. Locks are taken in the order of the daemon's functions: the agent's live
+-- wake, the item, its lease.
+-- A call waits for rows of its own item alone, two seconds at most; then its answer is `busy` and nothing was changed.
+-- Safe to apply twice.
 begin;
 set local lock_timeout = '3s';
 
@@ -41,7 +43,8 @@ begin
 end
 $$;
 comment on function dispatcher.lock_inbox_lease(uuid, uuid, text[], uuid) is
-  'Locks an item and its lease and says whether the token, in the wake p_wake_id (NULL: whichever), still owns it: ok, already (closed by this token with one of the outcomes), lease_lost, not_found.';
+  'Locks an item and its lease and says whether the token, in the wake p_wake_id (NULL: whichever), still owns it: '
+  'ok, already (closed by this token with one of the outcomes), lease_lost, not_found.';
 
 create or replace function dispatcher.inbox_close_verdict(p_item_id uuid, p_code text) returns jsonb
 language sql stable set search_path = ''
@@ -51,7 +54,8 @@ as $$
   from (select 1) as one_row left join public.agent_inbox_items as item on item.id = p_item_id
 $$;
 comment on function dispatcher.inbox_close_verdict(uuid, text) is
-  'The answer of the closing functions: {applied, code, status, attempt, max_attempts}; the last three are null when the item is unknown.';
+  'The answer of the closing functions: {applied, code, status, attempt, max_attempts}; the last three are null when '
+  'the item is unknown.';
 
 create or replace function dispatcher.lease_one_inbox_item(
   p_item_id uuid, p_lease_seconds integer, p_lease_token uuid, p_wake_id uuid
@@ -76,7 +80,8 @@ begin
    where item.id = p_item_id;
   insert into public.inbox_item_leases as lease
          (item_id, tenant_id, agent_id, wake_id, lease_token, attempt, leased_at, leased_until)
-  select item.id, item.tenant_id, item.agent_id, p_wake_id, p_lease_token, item.attempt_count, item.leased_at, item.leased_until
+  select item.id, item.tenant_id, item.agent_id, p_wake_id, p_lease_token, item.attempt_count, item.leased_at,
+      item.leased_until
     from public.agent_inbox_items as item
    where item.id = p_item_id
   on conflict (item_id) do update
@@ -87,8 +92,10 @@ begin
 end
 $$;
 comment on function dispatcher.lease_one_inbox_item(uuid, integer, uuid, uuid) is
-  'Leases one item if it is free and due; false when another session has it. The lease names the wake it is taken in, which keeps it alive.';
-create index if not exists inbox_item_leases_by_open_token on public.inbox_item_leases (lease_token) where closed_at is null;
+  'Leases one item if it is free and due; false when another session has it. The lease names the wake it is taken in, '
+  'which keeps it alive.';
+create index if not exists inbox_item_leases_by_open_token on public.inbox_item_leases (lease_token) where closed_at
+    is null;
 
 create or replace function dispatcher.inbox_items_of_lease(p_agent_id uuid, p_lease_token uuid) returns jsonb
 language sql stable set search_path = ''
@@ -105,8 +112,10 @@ as $$
            'lease_token', lease.lease_token,
            'context', case when task.id is null then item.context
                            else jsonb_build_object('task', jsonb_build_object(
-                                  'id', task.id, 'title', task.title, 'description', task.description, 'status', task.status,
-                                  'priority', task.priority, 'tags', task.tags, 'due_date', dispatcher.finite_time(task.due_date)))
+                                  'id', task.id, 'title', task.title, 'description', task.description, 'status',
+                                      task.status,
+                                  'priority', task.priority, 'tags', task.tags, 'due_date',
+                                      dispatcher.finite_time(task.due_date)))
                                 || dispatcher.merge_inbox_context(item.context, '{}') end
          ) order by item.created_at, item.id), '[]'::jsonb)
     from public.agent_inbox_items as item
@@ -120,7 +129,8 @@ as $$
      and lease.closed_at is null
 $$;
 comment on function dispatcher.inbox_items_of_lease(uuid, uuid) is
-  'The items an agent holds under one lease token, oldest first, as the agent''s script prints them; an item''s task is laid into its context.';
+  'The items an agent holds under one lease token, oldest first, as the agent''s script prints them; an item''s task '
+  'is laid into its context.';
 
 create or replace function dispatcher.lease_busy_inbox_item(
   p_tenant_id uuid, p_agent_id uuid, p_lease_seconds integer, p_lease_token uuid, p_wake_id uuid
@@ -146,9 +156,11 @@ exception when lock_not_available then
 end
 $$;
 comment on function dispatcher.lease_busy_inbox_item(uuid, uuid, integer, uuid, uuid) is
-  'Leases the agent''s oldest due item although another session has it locked, if that session lets go of it within a second.';
+  'Leases the agent''s oldest due item although another session has it locked, if that session lets go of it within a '
+  'second.';
 
-create or replace function dispatcher.wake_to_lease_in(p_agent_id uuid, p_wake_id uuid, out wake_id uuid, out is_over boolean)
+create or replace function dispatcher.wake_to_lease_in(p_agent_id uuid, p_wake_id uuid, out wake_id uuid,
+    out is_over boolean)
 language plpgsql volatile set search_path = ''
 as $$
 begin
@@ -160,7 +172,8 @@ begin
 end
 $$;
 comment on function dispatcher.wake_to_lease_in(uuid, uuid) is
-  'The agent''s live wake, locked, in which it leases (NULL: outside a wake). is_over: the caller belongs to p_wake_id, and another wake lives by now.';
+  'The agent''s live wake, locked, in which it leases (NULL: outside a wake). is_over: the caller belongs to '
+  'p_wake_id, and another wake lives by now.';
 
 create or replace function dispatcher.lease_due_items(
   p_tenant_id uuid, p_agent_id uuid, p_wanted integer, p_lease_seconds integer, p_lease_token uuid, p_wake_id uuid
@@ -193,7 +206,8 @@ begin
 end
 $$;
 comment on function dispatcher.lease_due_items(uuid, uuid, integer, integer, uuid, uuid) is
-  'Leases up to p_wanted due items of an agent, oldest first, in the wake p_wake_id; answers what the token holds then.';
+  'Leases up to p_wanted due items of an agent, oldest first, in the wake p_wake_id; answers what the token holds '
+  'then.';
 
 create or replace function public.lease_inbox_items(
   p_tenant_id uuid,
@@ -232,7 +246,10 @@ exception when lock_not_available then
 end
 $$;
 comment on function public.lease_inbox_items(uuid, text, integer, integer, uuid, uuid) is
-  'Leases up to p_limit (1-100) due items of an agent, oldest first, for p_lease_seconds (1-86400): {agent: {id, slug}, items: [...]}, or {code: unknown_agent | wake_over | busy}. The items of one call share p_lease_token; a repeat with the same token returns the same items. p_wake_id: the wake the caller belongs to; wake_over when the agent has another one by now.';
+  'Leases up to p_limit (1-100) due items of an agent, oldest first, for p_lease_seconds (1-86400): {agent: {id, '
+  'slug}, items: [...]}, or {code: unknown_agent | wake_over | busy}. The items of one call share p_lease_token; a '
+  'repeat with the same token returns the same items. p_wake_id: the wake the caller belongs to; wake_over when the '
+  'agent has another one by now.';
 
 create or replace function dispatcher.close_leased_item(p_item_id uuid, p_outcome text, p_reason text) returns void
 language plpgsql volatile set search_path = ''
@@ -248,12 +265,14 @@ begin
            when item.attempt_count >= item.max_attempts then 'dead_letter'
            else 'failed'
          end::public.inbox_item_status,
-         attempt_count = case when p_outcome = 'released' then greatest(item.attempt_count - 1, 0) else item.attempt_count end,
+         attempt_count = case when p_outcome = 'released' then greatest(item.attempt_count - 1, 0)
+             else item.attempt_count end,
          leased_until = null,
          completed_at = case when p_outcome = 'done' then v_now else item.completed_at end,
          failed_at = case when p_outcome = 'failed' then v_now else item.failed_at end,
          context = case when p_outcome = 'failed'
-                        then dispatcher.merge_inbox_context(item.context, jsonb_build_object('last_failure_reason', p_reason))
+                        then dispatcher.merge_inbox_context(item.context,
+                            jsonb_build_object('last_failure_reason', p_reason))
                         else item.context end,
          updated_at = v_now
    where item.id = p_item_id
@@ -262,7 +281,8 @@ begin
      set closed_at = v_now, outcome = case when p_outcome = 'failed' then v_item.status::text else p_outcome end
    where lease.item_id = p_item_id;
   if v_item.status = 'dead_letter' then
-    perform dispatcher.tell_dead_letters(v_item.agent_id, array[p_item_id], format('Its agent failed it for good: %s', left(p_reason, 500)));
+    perform dispatcher.tell_dead_letters(v_item.agent_id, array[p_item_id],
+        format('Its agent failed it for good: %s', left(p_reason, 500)));
   end if;
 end
 $$;
@@ -283,7 +303,8 @@ declare
 begin
   if p_outcome in ('done', 'failed', 'released') then
     v_code := dispatcher.lock_inbox_lease(p_item_id, p_lease_token,
-                case when p_outcome = 'failed' then array['failed', 'dead_letter'] else array[p_outcome] end, p_wake_id);
+                case when p_outcome = 'failed' then array['failed', 'dead_letter'] else array[p_outcome] end,
+                    p_wake_id);
   end if;
   if v_code = 'ok' then
     perform dispatcher.close_leased_item(p_item_id, p_outcome, dispatcher.clean_inbox_reason(p_reason));
@@ -294,7 +315,9 @@ exception when lock_not_available then
 end
 $$;
 comment on function public.close_inbox_item(uuid, uuid, text, text, uuid) is
-  'Closes a leased item as done, failed (dead_letter without attempts left, which is told) or released (pending again, attempt given back). Needs the live lease''s token and, where p_wake_id is given, the wake it was taken in: {applied, code: ok|already|lease_lost|not_found|invalid|busy, status, attempt, max_attempts}.';
+  'Closes a leased item as done, failed (dead_letter without attempts left, which is told) or released (pending '
+  'again, attempt given back). Needs the live lease''s token and, where p_wake_id is given, the wake it was taken in: '
+  '{applied, code: ok|already|lease_lost|not_found|invalid|busy, status, attempt, max_attempts}.';
 
 create or replace function dispatcher.block_task_of_item(p_item_id uuid, p_at timestamptz) returns void
 language sql volatile set search_path = ''
@@ -306,15 +329,18 @@ as $$
    where item.id = p_item_id and task.id = item.task_id and task.tenant_id = item.tenant_id
      and task.status not in ('blocked', 'done', 'cancelled')
 $$;
-comment on function dispatcher.block_task_of_item(uuid, timestamptz) is 'The task of an item becomes blocked, unless it has ended.';
+comment on function dispatcher.block_task_of_item(uuid, timestamptz) is
+  'The task of an item becomes blocked, unless it has ended.';
 
 create or replace function dispatcher.tell_escalation(p_item_id uuid, p_reason text) returns void
 language sql volatile set search_path = ''
 as $$
   select dispatcher.notify_operator(
            item.tenant_id, 'agent_escalation',
-           format('%s needs help: %s', agent.name, coalesce(nullif(item.summary, ''), task.title, item.event_type::text)), p_reason, item.agent_id,
-           jsonb_build_object('inbox_item_id', item.id, 'task_id', item.task_id, 'event_type', item.event_type, 'agent_slug', agent.slug),
+           format('%s needs help: %s', agent.name, coalesce(nullif(item.summary, ''), task.title,
+               item.event_type::text)), p_reason, item.agent_id,
+           jsonb_build_object('inbox_item_id', item.id, 'task_id', item.task_id, 'event_type', item.event_type,
+               'agent_slug', agent.slug),
            case when task.id is null then 'inbox_item' else 'task' end, coalesce(task.id, item.id))
     from public.agent_inbox_items as item
     join public.agents as agent on agent.id = item.agent_id
@@ -331,14 +357,16 @@ declare
 begin
   update public.agent_inbox_items as item
      set status = 'done', completed_at = v_now, leased_until = null, updated_at = v_now,
-         context = dispatcher.merge_inbox_context(item.context, jsonb_build_object('outcome', 'escalated', 'escalation_reason', p_reason))
+         context = dispatcher.merge_inbox_context(item.context,
+             jsonb_build_object('outcome', 'escalated', 'escalation_reason', p_reason))
    where item.id = p_item_id;
   update public.inbox_item_leases as lease set closed_at = v_now, outcome = 'escalated' where lease.item_id = p_item_id;
   perform dispatcher.block_task_of_item(p_item_id, v_now);
   perform dispatcher.tell_escalation(p_item_id, p_reason);
 end
 $$;
-comment on function dispatcher.escalate_leased_item(uuid, text) is 'Writes that an item, which the caller holds under its lease, is a human''s now.';
+comment on function dispatcher.escalate_leased_item(uuid, text) is
+  'Writes that an item, which the caller holds under its lease, is a human''s now.';
 
 create or replace function public.escalate_inbox_item(
   p_item_id uuid, p_lease_token uuid, p_reason text, p_wake_id uuid default null
@@ -358,7 +386,8 @@ exception when lock_not_available then
 end
 $$;
 comment on function public.escalate_inbox_item(uuid, uuid, text, uuid) is
-  'Hands a leased item to a human, in one transaction: its task becomes blocked, a notification is written, the item is closed as escalated. Answers like close_inbox_item; a repeat with the same token changes nothing.';
+  'Hands a leased item to a human, in one transaction: its task becomes blocked, a notification is written, the item '
+  'is closed as escalated. Answers like close_inbox_item; a repeat with the same token changes nothing.';
 
 create or replace function public.inbox_overview(p_tenant_id uuid, p_agent_slug text) returns jsonb
 language plpgsql stable set search_path = ''
@@ -372,27 +401,33 @@ begin
   return jsonb_build_object(
     'agent', jsonb_build_object('id', v_agent_id, 'slug', p_agent_slug),
     'actionable_count', (select count(*) from dispatcher.inbox_due as due
-                          where due.tenant_id = p_tenant_id and due.agent_id = v_agent_id and due.due_at <= clock_timestamp()),
+                          where due.tenant_id = p_tenant_id and due.agent_id = v_agent_id
+                            and due.due_at <= clock_timestamp()),
     'by_status', (select coalesce(jsonb_object_agg(counted.status, counted.amount), '{}'::jsonb)
                     from (select item.status, count(*) as amount from public.agent_inbox_items as item
-                           where item.tenant_id = p_tenant_id and item.agent_id = v_agent_id and item.status in ('pending', 'failed', 'leased')
+                           where item.tenant_id = p_tenant_id and item.agent_id = v_agent_id
+                             and item.status in ('pending', 'failed', 'leased')
                            group by item.status) as counted),
     'items', (select coalesce(jsonb_agg(listed.entry order by listed.created_at, listed.id), '[]'::jsonb)
                 from (select item.created_at, item.id, jsonb_build_object(
                                'inbox_item_id', item.id, 'event_type', item.event_type, 'summary', item.summary,
-                               'task_id', item.task_id, 'status', item.status, 'attempt', item.attempt_count, 'max_attempts', item.max_attempts,
+                               'task_id', item.task_id, 'status', item.status, 'attempt', item.attempt_count,
+                                   'max_attempts', item.max_attempts,
                                'due_at', dispatcher.finite_time(greatest(due.due_at, due.created_at)),
                                'leased_until', dispatcher.finite_time(item.leased_until),
                                'created_at', dispatcher.finite_time(item.created_at)) as entry
                         from public.agent_inbox_items as item
                         left join dispatcher.inbox_due as due on due.id = item.id
-                       where item.tenant_id = p_tenant_id and item.agent_id = v_agent_id and item.status in ('pending', 'failed', 'leased')
+                       where item.tenant_id = p_tenant_id and item.agent_id = v_agent_id
+                         and item.status in ('pending', 'failed', 'leased')
                        order by item.created_at, item.id
                        limit 50) as listed));
 end
 $$;
 comment on function public.inbox_overview(uuid, text) is
-  'What waits for an agent, without leasing: {agent, actionable_count (due now), by_status (pending, failed, leased), items (the 50 oldest open; due_at: when it may be worked on, null without attempts left)}, or {code: unknown_agent}.';
+  'What waits for an agent, without leasing: {agent, actionable_count (due now), by_status (pending, failed, leased), '
+  'items (the 50 oldest open; due_at: when it may be worked on, null without attempts left)}, or {code: '
+  'unknown_agent}.';
 
 create or replace function dispatcher.find_sender_wake(p_agent_id uuid, p_wake_id uuid) returns public.agent_wakes
 language sql stable set search_path = ''
@@ -402,27 +437,32 @@ as $$
       where wake.id = p_wake_id and wake.agent_id = p_agent_id
         and (wake.ended_at is null or wake.ended_at > clock_timestamp() - interval '24 hours'))
     union all
-    (select 2, latest.* from (select wake.* from public.agent_wakes as wake where wake.agent_id = p_agent_id order by wake.claimed_at desc limit 1) as latest
+    (select 2, latest.* from (select wake.* from public.agent_wakes as wake where wake.agent_id = p_agent_id
+        order by wake.claimed_at desc limit 1) as latest
       where latest.ended_at is null or latest.ended_at > clock_timestamp() - interval '10 minutes')
    ) as found cross join lateral (select wake.* from public.agent_wakes as wake where wake.id = found.id) as known
    order by found.place limit 1
 $$;
 comment on function dispatcher.find_sender_wake(uuid, uuid) is
-  'The wake an agent acts in: p_wake_id, which its script knows, until 24 h after its end; else its latest if that lives or ended within 10 minutes (a turn can outlive its process); null when it acts outside a wake.';
+  'The wake an agent acts in: p_wake_id, which its script knows, until 24 h after its end; else its latest if that '
+  'lives or ended within 10 minutes (a turn can outlive its process); null when it acts outside a wake.';
 
 create or replace function dispatcher.inbox_request_key(p_request_key text, p_post_id uuid) returns text
 language sql immutable parallel safe set search_path = ''
 as $$ select coalesce('key:' || nullif(p_request_key, ''), 'call:' || p_post_id::text) $$;
 comment on function dispatcher.inbox_request_key(text, uuid) is
-  'What makes two posts of a sender one request: the name the caller gave it, else the id of one run of its script; null without either.';
+  'What makes two posts of a sender one request: the name the caller gave it, else the id of one run of its script; '
+  'null without either.';
 
 create or replace function dispatcher.inbox_content_key(p_wake_id uuid, p_content text, p_at timestamptz) returns text
 language sql immutable parallel safe set search_path = ''
 as $$
-  select encode(sha256(convert_to(coalesce(p_wake_id::text, floor(extract(epoch from p_at) / 600)::text) || chr(31) || p_content, 'UTF8')), 'hex')
+  select encode(sha256(convert_to(coalesce(p_wake_id::text, floor(extract(epoch from p_at) / 600)::text) || chr(31)
+      || p_content, 'UTF8')), 'hex')
 $$;
 comment on function dispatcher.inbox_content_key(uuid, text, timestamptz) is
-  'What makes two posts of a sender the same work: the same content within the same wake, outside a wake within the same ten minutes.';
+  'What makes two posts of a sender the same work: the same content within the same wake, outside a wake within the '
+  'same ten minutes.';
 
 create or replace function dispatcher.find_posted_item(
   p_tenant_id uuid, p_sender_id uuid, p_request_key text, p_content_keys text[]
@@ -434,15 +474,18 @@ as $$
    where origin.tenant_id = p_tenant_id and origin.from_agent_id = p_sender_id
      and (origin.request_key = p_request_key
           or (origin.content_key = any (p_content_keys)
-              and (item.status in ('pending', 'leased') or (item.status = 'failed' and item.attempt_count < item.max_attempts))))
+              and (item.status in ('pending', 'leased') or (item.status = 'failed'
+              and item.attempt_count < item.max_attempts))))
    order by origin.request_key is not distinct from p_request_key desc, origin.created_at
    limit 1
 $$;
 comment on function dispatcher.find_posted_item(uuid, uuid, text, text[]) is
-  'The item a post has made before: of the same request whatever became of it, else an open one of the same content; null when there is none.';
+  'The item a post has made before: of the same request whatever became of it, else an open one of the same content; '
+  'null when there is none.';
 
 create or replace function dispatcher.refuse_post(
-  p_sender_id uuid, p_recipient_id uuid, p_event_type text, p_context jsonb, p_request_key text, out code text, out detail text
+  p_sender_id uuid, p_recipient_id uuid, p_event_type text, p_context jsonb, p_request_key text, out code text,
+      out detail text
 )
 language plpgsql stable set search_path = ''
 as $$
@@ -455,7 +498,8 @@ begin
                   where label.enumtypid = 'public.inbox_event_type'::regtype and label.enumlabel = p_event_type) then
     code := 'invalid';
     detail := 'unknown event type';
-  elsif jsonb_typeof(p_context) <> 'object' or octet_length(p_context::text) > 262144 or length(p_request_key) > 500 then
+  elsif jsonb_typeof(p_context) <> 'object' or octet_length(p_context::text) > 262144
+      or length(p_request_key) > 500 then
     code := 'invalid';
     detail := 'context must be an object of at most 256 KiB, the request key at most 500 characters';
   -- An agent that wakes itself by accident never stops: a note to itself needs the word that it is meant.
@@ -464,20 +508,25 @@ begin
   end if;
 end
 $$;
-comment on function dispatcher.refuse_post(uuid, uuid, text, jsonb, text) is 'Why a post is refused; code NULL when it is not.';
+comment on function dispatcher.refuse_post(uuid, uuid, text, jsonb, text) is
+  'Why a post is refused; code NULL when it is not.';
 
 create or replace function dispatcher.depth_of_post(p_wake public.agent_wakes) returns integer
 language sql stable set search_path = ''
 as $$
-  -- Also deeper than what this wake has leased since its claim: agents that run side by side can pass work to and fro as well.
+  -- Also deeper than what this wake has leased since its claim: agents that run side by side can pass work to and fro
+  -- as well.
   select coalesce(greatest(p_wake.chain_depth, (select max(origin.chain_depth) from public.inbox_item_leases as lease
-                                                  join public.inbox_item_origins as origin on origin.item_id = lease.item_id
+                                                  join public.inbox_item_origins as origin
+                                                    on origin.item_id = lease.item_id
                                                  where lease.wake_id = p_wake.id)) + 1, 0)
 $$;
-comment on function dispatcher.depth_of_post(public.agent_wakes) is 'How long the chain of wakes behind a post is; 0 outside a wake.';
+comment on function dispatcher.depth_of_post(public.agent_wakes) is
+  'How long the chain of wakes behind a post is; 0 outside a wake.';
 
 create or replace function dispatcher.insert_post(
-  p_origin public.inbox_item_origins, p_recipient_id uuid, p_recipient_slug text, p_event_type text, p_summary text, p_context jsonb
+  p_origin public.inbox_item_origins, p_recipient_id uuid, p_recipient_slug text, p_event_type text, p_summary text,
+      p_context jsonb
 ) returns uuid
 language plpgsql volatile set search_path = ''
 as $$
@@ -486,16 +535,20 @@ declare
 begin
   -- One statement: what looks at new items after the insert must already see where they come from.
   with posted as (
-    insert into public.agent_inbox_items (tenant_id, agent_id, agent_slug, event_type, task_id, summary, context, dedup_key)
+    insert into public.agent_inbox_items (tenant_id, agent_id, agent_slug, event_type, task_id, summary, context,
+        dedup_key)
     values (p_origin.tenant_id, p_recipient_id, p_recipient_slug, p_event_type::public.inbox_event_type,
             (select task.id from public.tasks as task
               where task.tenant_id = p_origin.tenant_id
-                and task.id = substring(p_context ->> 'task_id' from '^[0-9a-fA-F]{8}(?:-[0-9a-fA-F]{4}){3}-[0-9a-fA-F]{12}$')::uuid),
+                and task.id = substring(p_context ->> 'task_id'
+                    from '^[0-9a-fA-F]{8}(?:-[0-9a-fA-F]{4}){3}-[0-9a-fA-F]{12}$')::uuid),
             p_summary, p_context, 'handoff:' || gen_random_uuid()::text)
     returning id
   )
-  insert into public.inbox_item_origins (item_id, tenant_id, wake_id, from_agent_id, chain_depth, request_key, content_key)
-  select posted.id, p_origin.tenant_id, p_origin.wake_id, p_origin.from_agent_id, p_origin.chain_depth, p_origin.request_key, p_origin.content_key
+  insert into public.inbox_item_origins (item_id, tenant_id, wake_id, from_agent_id, chain_depth, request_key,
+      content_key)
+  select posted.id, p_origin.tenant_id, p_origin.wake_id, p_origin.from_agent_id, p_origin.chain_depth,
+      p_origin.request_key, p_origin.content_key
     from posted
   returning item_id into v_item_id;
   return v_item_id;
@@ -542,19 +595,27 @@ begin
     v_origin.content_key := dispatcher.inbox_content_key(v_wake.id, v_content, v_now);
   end if;
   v_known := dispatcher.find_posted_item(p_tenant_id, v_origin.from_agent_id, v_origin.request_key, array[
-    v_origin.content_key, case when v_origin.content_key is not null then dispatcher.inbox_content_key(v_wake.id, v_content, v_now - interval '10 minutes') end]);
+    v_origin.content_key, case when v_origin.content_key is not null
+        then dispatcher.inbox_content_key(v_wake.id, v_content, v_now - interval '10 minutes') end]);
   if v_known.item_id is not null then
-    return jsonb_build_object('applied', true, 'code', 'already', 'inbox_item_id', v_known.item_id, 'chain_depth', v_known.chain_depth);
+    return jsonb_build_object('applied', true, 'code', 'already', 'inbox_item_id', v_known.item_id, 'chain_depth',
+        v_known.chain_depth);
   end if;
   v_origin.chain_depth := dispatcher.depth_of_post(v_wake);
-  return jsonb_build_object('applied', true, 'code', 'ok', 'chain_depth', v_origin.chain_depth, 'inbox_item_id', dispatcher.insert_post(
-    v_origin, v_recipient_id, p_to_agent_slug, p_event_type, v_summary, v_context || jsonb_build_object('from_agent', p_from_agent_slug)));
+  return jsonb_build_object('applied', true, 'code', 'ok', 'chain_depth', v_origin.chain_depth, 'inbox_item_id',
+      dispatcher.insert_post(
+    v_origin, v_recipient_id, p_to_agent_slug, p_event_type, v_summary, v_context
+        || jsonb_build_object('from_agent', p_from_agent_slug)));
 exception when lock_not_available then
   return jsonb_build_object('applied', false, 'code', 'busy');
 end
 $$;
 comment on function public.post_inbox_item(uuid, text, text, text, text, jsonb, text, uuid, uuid) is
-  'An agent hands work to an agent: {applied, code: ok|already|unknown_agent|unknown_recipient|self_handoff_unmarked|invalid|busy, inbox_item_id, chain_depth}. Records the sender and its wake (p_wake_id: the one the caller knows it runs in). already: p_request_key or p_post_id (one run of the caller''s script) has made that item before, or the same content from the same wake waits open. To itself only with context.self_handoff = true.';
+  'An agent hands work to an agent: {applied, code: '
+  'ok|already|unknown_agent|unknown_recipient|self_handoff_unmarked|invalid|busy, inbox_item_id, chain_depth}. '
+  'Records the sender and its wake (p_wake_id: the one the caller knows it runs in). already: p_request_key or '
+  'p_post_id (one run of the caller''s script) has made that item before, or the same content from the same wake '
+  'waits open. To itself only with context.self_handoff = true.';
 
 select dispatcher.restrict_functions(array[
   'lease_inbox_items', 'close_inbox_item', 'escalate_inbox_item', 'inbox_overview', 'post_inbox_item'

@@ -1,10 +1,12 @@
--- Workflow runs: their queue, who they are routed to, what they may cost, and the trail they leave. Safe to apply twice.
+-- Workflow runs: their queue, who they are routed to, what they may cost, and the trail they leave. Safe to apply
+-- twice.
 begin;
 set local lock_timeout = '3s';
 select dispatcher.lock_tables('tenants', 'gateways');
 
 create table if not exists public.departments (
-  tenant_id uuid not null default '00000000-0000-0000-0000-000000000000' references public.tenants (id) on delete cascade,
+  tenant_id uuid not null default '00000000-0000-0000-0000-000000000000'
+      references public.tenants (id) on delete cascade,
   id text not null default gen_random_uuid()::text check (id <> ''),
   name text not null,
   created_at timestamptz not null default now(),
@@ -13,7 +15,8 @@ create table if not exists public.departments (
 comment on table public.departments is 'Departments agents belong to, for budgets.';
 
 create table if not exists public.agent_profiles (
-  tenant_id uuid not null default '00000000-0000-0000-0000-000000000000' references public.tenants (id) on delete cascade,
+  tenant_id uuid not null default '00000000-0000-0000-0000-000000000000'
+      references public.tenants (id) on delete cascade,
   agent_id text not null check (agent_id <> ''),
   department_id text,
   display_name text,
@@ -24,11 +27,14 @@ create table if not exists public.agent_profiles (
   primary key (tenant_id, agent_id)
 );
 comment on table public.agent_profiles is
-  'What an agent (by slug) is in the organisation: department, role, capabilities. A department without a row in departments is a name of its own.';
-create index if not exists agent_profiles_by_department on public.agent_profiles (tenant_id, department_id) where department_id is not null;
+  'What an agent (by slug) is in the organisation: department, role, capabilities. A department without a row in '
+  'departments is a name of its own.';
+create index if not exists agent_profiles_by_department on public.agent_profiles (tenant_id, department_id)
+    where department_id is not null;
 
 create table if not exists public.workflow_agent_routing (
-  tenant_id uuid not null default '00000000-0000-0000-0000-000000000000' references public.tenants (id) on delete cascade,
+  tenant_id uuid not null default '00000000-0000-0000-0000-000000000000'
+      references public.tenants (id) on delete cascade,
   workflow_type text not null check (workflow_type <> ''),
   agent_id text not null check (agent_id <> ''),
   priority integer not null default 0 check (priority between -1000000 and 1000000),
@@ -37,14 +43,17 @@ create table if not exists public.workflow_agent_routing (
   created_at timestamptz not null default now(),
   primary key (tenant_id, workflow_type)
 );
-comment on table public.workflow_agent_routing is 'Which agent (slug) runs a workflow type, how many at once (0: none), and for how long.';
+comment on table public.workflow_agent_routing is
+  'Which agent (slug) runs a workflow type, how many at once (0: none), and for how long.';
 
 create table if not exists public.workflow_runs (
   id uuid primary key default gen_random_uuid(),
-  tenant_id uuid not null default '00000000-0000-0000-0000-000000000000' references public.tenants (id) on delete cascade,
+  tenant_id uuid not null default '00000000-0000-0000-0000-000000000000'
+      references public.tenants (id) on delete cascade,
   workflow_type text not null check (workflow_type <> ''),
   status text not null default 'queued' constraint workflow_runs_status_known check (status in (
-    'queued', 'dispatched', 'claimed', 'running', 'waiting_for_approval', 'blocked', 'completed', 'failed', 'timed_out', 'cancelled')),
+    'queued', 'dispatched', 'claimed', 'running', 'waiting_for_approval', 'blocked', 'completed', 'failed',
+        'timed_out', 'cancelled')),
   priority integer not null default 0 check (priority between -1000000 and 1000000),
   initiator text,
   task_id text,
@@ -86,28 +95,38 @@ create table if not exists public.workflow_runs (
   request_key text,
   created_at timestamptz not null default now(),
   updated_at timestamptz not null default now(),
-  constraint workflow_runs_dispatched_has_time check (status <> 'dispatched' or (dispatched_at is not null and owner_agent_id is not null)),
+  constraint workflow_runs_dispatched_has_time check (status <> 'dispatched'
+      or (dispatched_at is not null and owner_agent_id is not null)),
   constraint workflow_runs_claimed_is_held check (status not in ('claimed', 'running')
     or (claimed_at is not null and claim_token is not null and deadline_at is not null)),
   constraint workflow_runs_running_has_start check (status <> 'running' or started_at is not null),
-  constraint workflow_runs_finished_has_time check ((status in ('completed', 'failed', 'timed_out', 'cancelled')) = (finished_at is not null)),
-  constraint workflow_runs_paused_knows_from check ((status in ('waiting_for_approval', 'blocked')) = (paused_from is not null)),
+  constraint workflow_runs_finished_has_time check ((status in ('completed', 'failed', 'timed_out',
+      'cancelled')) = (finished_at is not null)),
+  constraint workflow_runs_paused_knows_from check ((status in ('waiting_for_approval',
+      'blocked')) = (paused_from is not null)),
   constraint workflow_runs_paused_knows_since check ((paused_from is null) = (paused_at is null))
 );
 comment on table public.workflow_runs is
-  'The queue of workflow runs and their whole life. Cost and tokens that are NULL were not reported; they are never taken as zero.';
+  'The queue of workflow runs and their whole life. Cost and tokens that are NULL were not reported; they are never '
+  'taken as zero.';
 comment on column public.workflow_runs.task_id is 'The task the run serves, of tasks or of another system.';
 comment on column public.workflow_runs.owner_agent_id is 'Slug of the agent it was dispatched to.';
-comment on column public.workflow_runs.pinned_agent_id is 'Slug of the agent it was reassigned to; wins over the route.';
-comment on column public.workflow_runs.deadline_at is 'When a claimed or running run is timed out; set at the claim from the route, put off by what it is held.';
-comment on column public.workflow_runs.paused_from is 'Where a held run returns to; from dispatched, claimed or running it keeps its slot and its reservation.';
+comment on column public.workflow_runs.pinned_agent_id is
+  'Slug of the agent it was reassigned to; wins over the route.';
+comment on column public.workflow_runs.deadline_at is
+  'When a claimed or running run is timed out; set at the claim from the route, put off by what it is held.';
+comment on column public.workflow_runs.paused_from is
+  'Where a held run returns to; from dispatched, claimed or running it keeps its slot and its reservation.';
 comment on column public.workflow_runs.paused_at is 'Since when it is held.';
 comment on column public.workflow_runs.claim_token is 'The fence of the present claim.';
 comment on column public.workflow_runs.wake_id is 'The wake whose process works on it, where the daemon started one.';
 comment on column public.workflow_runs.cost_estimate is 'What the agent reported it cost.';
-comment on column public.workflow_runs.reserved_usd is 'What was set aside for it at its dispatch; counts in budgets until a cost is reported.';
-comment on column public.workflow_runs.accounted_at is 'When its cost was booked, which decides the budget period: its first report, or its end without one.';
-create index if not exists workflow_runs_queued on public.workflow_runs (tenant_id, workflow_type, priority, queued_at) where status = 'queued';
+comment on column public.workflow_runs.reserved_usd is
+  'What was set aside for it at its dispatch; counts in budgets until a cost is reported.';
+comment on column public.workflow_runs.accounted_at is
+  'When its cost was booked, which decides the budget period: its first report, or its end without one.';
+create index if not exists workflow_runs_queued on public.workflow_runs (tenant_id, workflow_type, priority, queued_at)
+    where status = 'queued';
 drop index if exists public.workflow_runs_unrouted;
 create index if not exists workflow_runs_no_route on public.workflow_runs (tenant_id, workflow_type)
   where status = 'queued' and blocker_type = 'no_route';
@@ -115,14 +134,18 @@ create index if not exists workflow_runs_active on public.workflow_runs (tenant_
   where status in ('dispatched', 'claimed', 'running');
 create index if not exists workflow_runs_held_active on public.workflow_runs (tenant_id, workflow_type)
   where paused_from in ('dispatched', 'claimed', 'running');
-create index if not exists workflow_runs_dispatched_to on public.workflow_runs (tenant_id, owner_agent_id, dispatched_at) where status = 'dispatched';
-create index if not exists workflow_runs_finished on public.workflow_runs (tenant_id, finished_at) where finished_at is not null;
+create index if not exists workflow_runs_dispatched_to on public.workflow_runs (tenant_id, owner_agent_id,
+    dispatched_at) where status = 'dispatched';
+create index if not exists workflow_runs_finished on public.workflow_runs (tenant_id, finished_at)
+    where finished_at is not null;
 create index if not exists workflow_runs_newest on public.workflow_runs (tenant_id, created_at desc);
 create index if not exists workflow_runs_accounted on public.workflow_runs (tenant_id, accounted_at)
-  include (owner_agent_id, workflow_type, cost_estimate, reserved_usd, input_tokens, output_tokens, reserved_tokens) where accounted_at is not null;
+  include (owner_agent_id, workflow_type, cost_estimate, reserved_usd, input_tokens, output_tokens, reserved_tokens)
+      where accounted_at is not null;
 create index if not exists workflow_runs_reported on public.workflow_runs (tenant_id, workflow_type, reported_at desc)
   where reported_at is not null and finished_at is not null;
-create unique index if not exists workflow_runs_once on public.workflow_runs (tenant_id, request_key) where request_key is not null;
+create unique index if not exists workflow_runs_once on public.workflow_runs (tenant_id, request_key)
+    where request_key is not null;
 create index if not exists workflow_runs_by_wake on public.workflow_runs (wake_id) where wake_id is not null;
 
 create table if not exists public.workflow_run_transitions (
@@ -133,7 +156,8 @@ create table if not exists public.workflow_run_transitions (
   primary key (from_status, to_status)
 );
 comment on table public.workflow_run_transitions is
-  'The whole state table of a run: what is not in it is refused. needs_override: only override_failure, which is audited, may do it.';
+  'The whole state table of a run: what is not in it is refused. needs_override: only override_failure, which is '
+  'audited, may do it.';
 
 insert into public.workflow_run_transitions (from_status, to_status, meaning, needs_override) values
   ('queued', 'dispatched', 'handed to the agent its type is routed to', false),
@@ -210,16 +234,19 @@ create table if not exists public.workflow_claims (
   constraint workflow_claims_ended_as_something check ((ended_at is null) = (ended_as is null))
 );
 comment on table public.workflow_claims is
-  'Every claim of a run: which session held which attempt and how that ended. Costs of a claim that was lost are booked here, once.';
+  'Every claim of a run: which session held which attempt and how that ended. Costs of a claim that was lost are '
+  'booked here, once.';
 comment on column public.workflow_claims.wake_id is
-  'The wake it was made in. No foreign key, as for workflow_runs.wake_id: its check would wait for whoever holds the wake.';
+  'The wake it was made in. No foreign key, as for workflow_runs.wake_id: its check would wait for whoever holds the '
+  'wake.';
 alter table public.workflow_claims drop constraint if exists workflow_claims_wake_id_fkey;
 alter table public.workflow_runs drop constraint if exists workflow_runs_wake_id_fkey;
 alter table public.workflow_claims add column if not exists wake_id uuid;
 alter table public.workflow_claims add column if not exists worked_at timestamptz;
 create index if not exists workflow_claims_by_wake on public.workflow_claims (wake_id) where wake_id is not null;
 create index if not exists workflow_claims_by_run on public.workflow_claims (run_id, claimed_at);
-create index if not exists workflow_claims_accounted on public.workflow_claims (tenant_id, accounted_at) where accounted_at is not null;
+create index if not exists workflow_claims_accounted on public.workflow_claims (tenant_id, accounted_at)
+    where accounted_at is not null;
 
 create table if not exists public.workflow_notifications (
   id uuid primary key default gen_random_uuid(),
@@ -237,13 +264,16 @@ create table if not exists public.workflow_notifications (
   sent_at timestamptz,
   created_at timestamptz not null default now(),
   unique (run_id, attempt),
-  constraint workflow_notifications_sending_is_claimed check ((state = 'sending') = (claim_token is not null and claimed_until is not null)),
+  constraint workflow_notifications_sending_is_claimed check ((state = 'sending') = (claim_token is not null
+      and claimed_until is not null)),
   constraint workflow_notifications_sent_has_time check ((state = 'sent') = (sent_at is not null))
 );
 comment on table public.workflow_notifications is
-  'The outbox: one row per dispatch, to be told to its agent by the daemon of its gateway (any daemon of the tenant where the agent has none).';
+  'The outbox: one row per dispatch, to be told to its agent by the daemon of its gateway (any daemon of the tenant '
+  'where the agent has none).';
 create index if not exists workflow_notifications_by_age on public.workflow_notifications (tenant_id, created_at);
-create index if not exists workflow_notifications_due on public.workflow_notifications (tenant_id, next_try_at) where state in ('pending', 'sending');
+create index if not exists workflow_notifications_due on public.workflow_notifications (tenant_id, next_try_at)
+    where state in ('pending', 'sending');
 
 create table if not exists public.workflow_respawns (
   run_id uuid not null references public.workflow_runs (id) on delete cascade,
@@ -255,12 +285,14 @@ create table if not exists public.workflow_respawns (
   created_at timestamptz not null default now(),
   primary key (run_id, attempt)
 );
-comment on table public.workflow_respawns is 'Orphans that were spawned again: at most one row per attempt of a run, whatever restarts in between.';
+comment on table public.workflow_respawns is
+  'Orphans that were spawned again: at most one row per attempt of a run, whatever restarts in between.';
 create index if not exists workflow_respawns_by_wake on public.workflow_respawns (wake_id) where wake_id is not null;
 
 create table if not exists public.workflow_approvals (
   id uuid primary key default gen_random_uuid(),
-  tenant_id uuid not null default '00000000-0000-0000-0000-000000000000' references public.tenants (id) on delete cascade,
+  tenant_id uuid not null default '00000000-0000-0000-0000-000000000000'
+      references public.tenants (id) on delete cascade,
   run_id uuid not null references public.workflow_runs (id) on delete cascade,
   step_name text not null,
   approver_id text,
@@ -277,11 +309,13 @@ create table if not exists public.workflow_approvals (
 );
 comment on table public.workflow_approvals is 'Approvals a run waits for.';
 create index if not exists workflow_approvals_by_run on public.workflow_approvals (run_id, status);
-create index if not exists workflow_approvals_expiring on public.workflow_approvals (tenant_id, expires_at) where status = 'pending' and expires_at is not null;
+create index if not exists workflow_approvals_expiring on public.workflow_approvals (tenant_id, expires_at)
+    where status = 'pending' and expires_at is not null;
 
 create table if not exists public.budgets (
   id uuid primary key default gen_random_uuid(),
-  tenant_id uuid not null default '00000000-0000-0000-0000-000000000000' references public.tenants (id) on delete cascade,
+  tenant_id uuid not null default '00000000-0000-0000-0000-000000000000'
+      references public.tenants (id) on delete cascade,
   name text not null check (name <> ''),
   scope text not null check (scope in ('agent', 'department', 'project', 'fleet')),
   scope_id text check (scope_id <> ''),
@@ -298,12 +332,15 @@ create table if not exists public.budgets (
   constraint budgets_one_cap check (num_nonnulls(cap_usd, cap_tokens) = 1)
 );
 comment on table public.budgets is
-  'What may be spent per period of its zone by an agent, a department, a project (a workflow type) or the whole fleet. fail_closed: holds runs when it cannot be evaluated.';
-create unique index if not exists budgets_one_active on public.budgets (tenant_id, scope, coalesce(scope_id, ''), period) where active;
+  'What may be spent per period of its zone by an agent, a department, a project (a workflow type) or the whole '
+  'fleet. fail_closed: holds runs when it cannot be evaluated.';
+create unique index if not exists budgets_one_active on public.budgets (tenant_id, scope, coalesce(scope_id, ''),
+    period) where active;
 
 create table if not exists public.budget_events (
   id bigint generated always as identity primary key,
-  tenant_id uuid not null default '00000000-0000-0000-0000-000000000000' references public.tenants (id) on delete cascade,
+  tenant_id uuid not null default '00000000-0000-0000-0000-000000000000'
+      references public.tenants (id) on delete cascade,
   budget_id uuid not null references public.budgets (id) on delete cascade,
   period_key text not null,
   event_kind text not null check (event_kind in ('warned', 'paused', 'hard_stopped', 'recovered')),
@@ -313,10 +350,12 @@ create table if not exists public.budget_events (
 );
 comment on table public.budget_events is 'Breaches of budgets and their ends: each kind once per budget and period.';
 
--- A YourHQ database has an audit_log of another shape already: ours has a name of its own, and the short one where it is free.
+-- A YourHQ database has an audit_log of another shape already: ours has a name of its own, and the short one where it
+-- is free.
 create table if not exists public.workflow_audit_log (
   id bigint generated always as identity primary key,
-  tenant_id uuid not null default '00000000-0000-0000-0000-000000000000' references public.tenants (id) on delete cascade,
+  tenant_id uuid not null default '00000000-0000-0000-0000-000000000000'
+      references public.tenants (id) on delete cascade,
   actor text not null,
   action text not null,
   class text,
@@ -333,14 +372,16 @@ create index if not exists workflow_audit_log_by_time on public.workflow_audit_l
 insert into dispatcher.owned_objects (kind, name)
 select 'view', 'public.audit_log'
  where to_regclass('public.audit_log') is null
-    or obj_description(to_regclass('public.audit_log'), 'pg_class') = 'workflow_audit_log under its short name, where no other table has it.'
+    or obj_description(to_regclass('public.audit_log'),
+        'pg_class') = 'workflow_audit_log under its short name, where no other table has it.'
 on conflict do nothing;
 
 do $$
 begin
   if dispatcher.owns('public.audit_log') then
     create or replace view public.audit_log with (security_invoker = true) as
-      select id, tenant_id, actor, action, class, severity, target, before, after, allowed, at from public.workflow_audit_log;
+      select id, tenant_id, actor, action, class, severity, target, before, after, allowed, at
+          from public.workflow_audit_log;
     comment on view public.audit_log is 'workflow_audit_log under its short name, where no other table has it.';
     revoke all on public.audit_log from public, anon, authenticated;
     grant select, insert on public.audit_log to service_role;
@@ -350,14 +391,17 @@ end
 $$;
 
 -- A respawned orphan is a wake like any other, on a path of its own.
-alter table public.agent_wakes add column if not exists workflow_run_id uuid references public.workflow_runs (id) on delete set null;
+alter table public.agent_wakes add column if not exists workflow_run_id uuid
+    references public.workflow_runs (id) on delete set null;
 alter table public.agent_wakes drop column if exists stop_cause;
 comment on column public.agent_wakes.workflow_run_id is 'The orphaned run this wake was started for.';
-create index if not exists agent_wakes_by_workflow_run on public.agent_wakes (workflow_run_id) where workflow_run_id is not null;
+create index if not exists agent_wakes_by_workflow_run on public.agent_wakes (workflow_run_id)
+    where workflow_run_id is not null;
 
 do $$
 begin
-  if not exists (select from pg_catalog.pg_constraint where conrelid = 'public.agent_wakes'::regclass and conname = 'agent_wakes_path_check'
+  if not exists (select from pg_catalog.pg_constraint where conrelid = 'public.agent_wakes'::regclass
+      and conname = 'agent_wakes_path_check'
                     and pg_catalog.pg_get_constraintdef(oid) like '%workflow%') then
     alter table public.agent_wakes drop constraint if exists agent_wakes_path_check;
     alter table public.agent_wakes add constraint agent_wakes_path_check
@@ -371,8 +415,10 @@ do $$
 declare
   v_table text;
 begin
-  foreach v_table in array array['departments', 'agent_profiles', 'workflow_agent_routing', 'workflow_runs', 'workflow_run_transitions',
-                                 'workflow_run_events', 'workflow_claims', 'workflow_notifications', 'workflow_respawns', 'workflow_approvals',
+  foreach v_table in array array['departments', 'agent_profiles', 'workflow_agent_routing', 'workflow_runs',
+      'workflow_run_transitions',
+                                 'workflow_run_events', 'workflow_claims', 'workflow_notifications',
+                                     'workflow_respawns', 'workflow_approvals',
                                  'budgets', 'budget_events', 'workflow_audit_log'] loop
     execute format('alter table public.%I enable row level security', v_table);
     execute format('revoke all on public.%I from public, anon, authenticated', v_table);
@@ -381,7 +427,8 @@ begin
       execute format('grant select on public.%I to authenticated', v_table);
       execute format('drop policy if exists tenant_reads on public.%I', v_table);
       execute format('create policy tenant_reads on public.%I for select to authenticated using (%s)', v_table,
-                     case v_table when 'workflow_run_transitions' then 'true' else 'tenant_id = public.current_tenant_id()' end);
+                     case v_table when 'workflow_run_transitions' then 'true'
+                         else 'tenant_id = public.current_tenant_id()' end);
     end if;
   end loop;
   -- Append-only, also for the service role.
@@ -396,8 +443,10 @@ declare
   v_table text;
 begin
   foreach v_table in array array['workflow_run_events', 'workflow_audit_log', 'budget_events'] loop
-    execute format('revoke all on sequence %s from public, anon, authenticated', pg_get_serial_sequence('public.' || v_table, 'id'));
-    execute format('grant usage, select on sequence %s to service_role', pg_get_serial_sequence('public.' || v_table, 'id'));
+    execute format('revoke all on sequence %s from public, anon, authenticated',
+        pg_get_serial_sequence('public.' || v_table, 'id'));
+    execute format('grant usage, select on sequence %s to service_role',
+        pg_get_serial_sequence('public.' || v_table, 'id'));
   end loop;
 end
 $$;

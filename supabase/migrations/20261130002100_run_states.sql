@@ -1,4 +1,5 @@
--- The state table of workflow runs, kept by trigger; the trail of its transitions; and the hints that follow from changes.
+-- The state table of workflow runs, kept by trigger; the trail of its transitions; and the hints that follow from
+-- changes.
 -- Triggers here lock no row but those their statement has changed. What tells of a transition never undoes it.
 begin;
 set local lock_timeout = '3s';
@@ -21,7 +22,8 @@ comment on function dispatcher.deadline_of_run(timestamptz, integer) is
 create or replace function dispatcher.put_off(p_deadline timestamptz, p_held_since timestamptz) returns timestamptz
 language sql stable set search_path = ''
 as $$
-  select case when isfinite(p_deadline) and p_deadline < now() + interval '5000 years' and p_held_since between '1970-01-01Z' and now()
+  select case when isfinite(p_deadline) and p_deadline < now() + interval '5000 years'
+      and p_held_since between '1970-01-01Z' and now()
               then p_deadline + (now() - p_held_since) else p_deadline end
 $$;
 comment on function dispatcher.put_off(timestamptz, timestamptz) is
@@ -45,7 +47,8 @@ begin
      or (old.status = any (v_side) and new.status <> all (v_side || array['cancelled'])
          and new.status is distinct from old.paused_from) then
     raise exception 'a run may not go from % to %', old.status, new.status using errcode = 'OD010',
-      detail = format('run %s%s', old.id, case when old.paused_from is not null then ', held since it was ' || old.paused_from else '' end),
+      detail = format('run %s%s', old.id, case when old.paused_from is not null then ', held since it was '
+          || old.paused_from else '' end),
       hint = 'The state table is workflow_run_transitions.';
   end if;
   new.paused_from := case when new.status = any (v_side) then coalesce(old.paused_from, old.status) end;
@@ -62,7 +65,8 @@ begin
 end
 $$;
 comment on function dispatcher.guard_workflow_transition() is
-  'Before an update of a run: refuses (OD010) what workflow_run_transitions does not list, and a return from a side state to anywhere but where it came from.';
+  'Before an update of a run: refuses (OD010) what workflow_run_transitions does not list, and a return from a side '
+  'state to anywhere but where it came from.';
 
 create or replace function dispatcher.complete_workflow_row(p_run public.workflow_runs) returns public.workflow_runs
 language plpgsql stable set search_path = ''
@@ -76,7 +80,8 @@ begin
   if p_run.status = 'dispatched' then
     p_run.dispatched_at := coalesce(p_run.dispatched_at, now());
     p_run.owner_agent_id := coalesce(p_run.owner_agent_id, p_run.pinned_agent_id,
-      (select agent_id from public.workflow_agent_routing where tenant_id = p_run.tenant_id and workflow_type = p_run.workflow_type));
+      (select agent_id from public.workflow_agent_routing where tenant_id = p_run.tenant_id
+          and workflow_type = p_run.workflow_type));
   end if;
   if p_run.status in ('claimed', 'running') then
     p_run.claimed_at := coalesce(p_run.claimed_at, p_run.started_at, now());
@@ -102,7 +107,8 @@ begin
   return p_run;
 end
 $$;
-comment on function dispatcher.complete_workflow_row(public.workflow_runs) is 'The row with the times and keys its state implies.';
+comment on function dispatcher.complete_workflow_row(public.workflow_runs) is
+  'The row with the times and keys its state implies.';
 
 create or replace function dispatcher.prepare_workflow_run() returns trigger
 language plpgsql volatile set search_path = ''
@@ -120,7 +126,8 @@ begin
   return dispatcher.complete_workflow_row(new);
 end
 $$;
-comment on function dispatcher.prepare_workflow_run() is 'Before an insert of a run: the times and keys its state implies.';
+comment on function dispatcher.prepare_workflow_run() is
+  'Before an insert of a run: the times and keys its state implies.';
 
 create or replace function dispatcher.workflow_actor() returns text
 language plpgsql stable set search_path = ''
@@ -154,7 +161,8 @@ exception when others then
 end
 $$;
 comment on function dispatcher.write_run_events(public.workflow_run_events[]) is
-  'Writes events of runs. A side write: one that cannot be written is a fault that is noted, and the transition stands.';
+  'Writes events of runs. A side write: one that cannot be written is a fault that is noted, and the transition '
+  'stands.';
 
 create or replace function dispatcher.record_workflow_transition() returns trigger
 language plpgsql volatile set search_path = ''
@@ -188,14 +196,18 @@ begin
   raise exception 'events of runs are append-only' using errcode = 'OD012';
 end
 $$;
-comment on function dispatcher.refuse_workflow_event_change() is 'Events of runs are append-only: an update is refused with OD012.';
+comment on function dispatcher.refuse_workflow_event_change() is
+  'Events of runs are append-only: an update is refused with OD012.';
 
-create or replace trigger workflow_runs_prepare before insert on public.workflow_runs for each row execute function dispatcher.prepare_workflow_run();
+create or replace trigger workflow_runs_prepare before insert on public.workflow_runs for each row
+    execute function dispatcher.prepare_workflow_run();
 
-create or replace trigger workflow_runs_guard before update on public.workflow_runs for each row execute function dispatcher.guard_workflow_transition();
+create or replace trigger workflow_runs_guard before update on public.workflow_runs for each row
+    execute function dispatcher.guard_workflow_transition();
 
 create or replace trigger workflow_runs_record after update on public.workflow_runs
-  referencing old table as old_runs new table as new_runs for each statement execute function dispatcher.record_workflow_transition();
+  referencing old table as old_runs new table as new_runs for each statement
+      execute function dispatcher.record_workflow_transition();
 
 create or replace trigger workflow_run_events_append_only before update on public.workflow_run_events
   for each row execute function dispatcher.refuse_workflow_event_change();
@@ -206,7 +218,8 @@ as $$
   select set_config('dispatcher.actor', coalesce(left(p_actor, 300), ''), true),
          set_config('dispatcher.reason', coalesce(left(p_reason, 1000), ''), true)
 $$;
-comment on function dispatcher.note_workflow_actor(text, text) is 'Who acts, and why: what the next transitions of this transaction record.';
+comment on function dispatcher.note_workflow_actor(text, text) is
+  'Who acts, and why: what the next transitions of this transaction record.';
 
 create or replace function dispatcher.hint_workflow_daemons(p_tenant_id uuid, p_run_id uuid) returns void
 language plpgsql volatile security definer set search_path = ''
@@ -214,7 +227,8 @@ as $$
 begin
   perform dispatcher.send_gateway_hint(live.gateway_id, 'run', jsonb_build_object('run_id', p_run_id))
      from (select distinct instance.gateway_id from public.dispatcher_instances as instance
-            where instance.tenant_id = p_tenant_id and instance.state = 'running' and not dispatcher.is_instance_silent(instance)
+            where instance.tenant_id = p_tenant_id and instance.state = 'running'
+              and not dispatcher.is_instance_silent(instance)
             limit 20) as live;
 exception when others then
   -- A hint is worth less than the row it speaks of; the next tick finds the row.
@@ -229,7 +243,8 @@ language plpgsql volatile security definer set search_path = ''
 as $$
 begin
   perform dispatcher.hint_workflow_daemons(hint.tenant_id, hint.run_id)
-     from (select tenant_id, (array_agg(id))[1] as run_id from new_runs where status = 'queued' group by tenant_id) as hint;
+     from (select tenant_id, (array_agg(id))[1] as run_id from new_runs where status = 'queued'
+         group by tenant_id) as hint;
   return null;
 exception when others then
   return null;
@@ -252,7 +267,8 @@ begin
               and (run.status = 'queued' or before.wake_id is not null
                    or (coalesce(before.paused_from, before.status) in ('dispatched', 'claimed', 'running')
                        and exists (select from public.workflow_runs as waiting
-                                    where waiting.tenant_id = run.tenant_id and waiting.workflow_type = run.workflow_type
+                                    where waiting.tenant_id = run.tenant_id
+                                      and waiting.workflow_type = run.workflow_type
                                       and waiting.status = 'queued')))
             group by run.tenant_id) as hint;
   return null;
@@ -261,13 +277,15 @@ exception when others then
 end
 $$;
 comment on function dispatcher.hint_workflow_update() is
-  'After runs came back to the queue, or gave up their slots while others of their type wait: one hint per statement to the tenant''s living daemons. Never fails the update.';
+  'After runs came back to the queue, or gave up their slots while others of their type wait: one hint per statement '
+  'to the tenant''s living daemons. Never fails the update.';
 
 create or replace function dispatcher.hint_workflow_rules() returns trigger
 language plpgsql volatile security definer set search_path = ''
 as $$
 begin
-  perform dispatcher.hint_workflow_daemons(changed.tenant_id, null) from (select distinct tenant_id from new_rules) as changed;
+  perform dispatcher.hint_workflow_daemons(changed.tenant_id, null)
+      from (select distinct tenant_id from new_rules) as changed;
   return null;
 exception when others then
   return null;
@@ -280,7 +298,8 @@ create or replace trigger workflow_runs_insert_hint after insert on public.workf
   referencing new table as new_runs for each statement execute function dispatcher.hint_workflow_insert();
 
 create or replace trigger workflow_runs_update_hint after update on public.workflow_runs
-  referencing old table as old_runs new table as new_runs for each statement execute function dispatcher.hint_workflow_update();
+  referencing old table as old_runs new table as new_runs for each statement
+      execute function dispatcher.hint_workflow_update();
 
 drop trigger if exists workflow_agent_routing_hint on public.workflow_agent_routing;
 create or replace trigger workflow_agent_routing_insert_hint after insert on public.workflow_agent_routing

@@ -1,23 +1,27 @@
--- The life of a workflow run: one function per thing that may happen to a run. Each is one transaction on the database's clock; a
--- refusal is data ({applied: false, code}), never an error. The only wait is for the run's own row (and its claim), and a short
--- one: then the answer is `busy`, and the caller asks again. Locks are taken in this order: run, its claims, its notifications.
+-- The life of a workflow run: one function per thing that may happen to a run. Each is one transaction on the
+-- database's clock; a refusal is data ({applied: false, code}), never an error. The only wait is for the run's own row
+-- (and its claim), and a short one: then the answer is `busy`, and the caller asks again. Locks are taken in this
+-- order: run, its claims, its notifications.
 begin;
 set local lock_timeout = '3s';
 
 create or replace function dispatcher.workflow_run_json(p_run public.workflow_runs) returns jsonb
 language sql stable set search_path = ''
-as $$ select dispatcher.shown_row(to_jsonb(p_run) - array['claim_token', 'reserved_usd', 'reserved_tokens', 'request_key']) $$;
+as $$ select dispatcher.shown_row(to_jsonb(p_run) - array['claim_token', 'reserved_usd', 'reserved_tokens',
+    'request_key']) $$;
 comment on function dispatcher.workflow_run_json(public.workflow_runs) is
   'A run as it is shown: everything but its fence and what is internal to budgets.';
 
 create or replace function dispatcher.workflow_answer(p_code text, p_run public.workflow_runs) returns jsonb
 language sql stable set search_path = ''
 as $$
-  select jsonb_build_object('applied', p_code in ('ok', 'already'), 'code', p_code, 'run_id', p_run.id, 'status', p_run.status,
+  select jsonb_build_object('applied', p_code in ('ok', 'already'), 'code', p_code, 'run_id', p_run.id, 'status',
+      p_run.status,
                             'run', case when p_run.id is not null then dispatcher.workflow_run_json(p_run) end)
 $$;
 comment on function dispatcher.workflow_answer(text, public.workflow_runs) is
-  'The answer of what may be done to a run: {applied, code, run_id, status, run}; run is the record as it is now, null when there is none.';
+  'The answer of what may be done to a run: {applied, code, run_id, status, run}; run is the record as it is now, '
+  'null when there is none.';
 
 create or replace function dispatcher.refuse_run(p_run_id uuid, p_code text) returns jsonb
 language sql immutable set search_path = ''
@@ -28,21 +32,26 @@ comment on function dispatcher.refuse_run(uuid, text) is
 create or replace function dispatcher.invalid(p_faults text[]) returns jsonb
 language sql immutable set search_path = ''
 as $$ select jsonb_build_object('applied', false, 'code', 'invalid', 'faults', to_jsonb(p_faults)) $$;
-comment on function dispatcher.invalid(text[]) is 'The refusal of arguments: {applied: false, code: invalid, faults}, every fault named.';
+comment on function dispatcher.invalid(text[]) is
+  'The refusal of arguments: {applied: false, code: invalid, faults}, every fault named.';
 
-create or replace function dispatcher.faults_of_text(p_name text, p_value text, p_longest integer, p_is_needed boolean) returns text[]
+create or replace function dispatcher.faults_of_text(p_name text, p_value text, p_longest integer, p_is_needed boolean)
+    returns text[]
 language sql immutable set search_path = ''
 as $$
   select case when p_is_needed and coalesce(btrim(p_value), '') = '' then array[p_name || ': empty']
               when length(p_value) > p_longest
-              then array[format('%s: must be %s to %s characters', p_name, p_is_needed::integer, p_longest)] else '{}' end
+              then array[format('%s: must be %s to %s characters', p_name, p_is_needed::integer, p_longest)]
+                  else '{}' end
 $$;
-comment on function dispatcher.faults_of_text(text, text, integer, boolean) is 'What is wrong with a text argument, if anything.';
+comment on function dispatcher.faults_of_text(text, text, integer, boolean) is
+  'What is wrong with a text argument, if anything.';
 
 create or replace function dispatcher.faults_of_tenant(p_tenant_id uuid) returns text[]
 language sql stable set search_path = ''
 as $$
-  select case when exists (select from public.tenants where id = p_tenant_id) then '{}'::text[] else array['tenant_id: unknown'] end
+  select case when exists (select from public.tenants where id = p_tenant_id) then '{}'::text[]
+      else array['tenant_id: unknown'] end
 $$;
 comment on function dispatcher.faults_of_tenant(uuid) is 'A tenant that does not exist is a fault.';
 
@@ -52,7 +61,8 @@ as $$ select * from public.workflow_runs where id = p_run_id and tenant_id = p_t
 comment on function dispatcher.lock_workflow_run(uuid, uuid) is
   'The run, locked; all NULL when the tenant has none of that id. Waits for at most lock_timeout.';
 
-create or replace function dispatcher.workflow_claim_state(p_run public.workflow_runs, p_session text, p_claim_token uuid) returns text
+create or replace function dispatcher.workflow_claim_state(p_run public.workflow_runs, p_session text,
+    p_claim_token uuid) returns text
 language sql immutable set search_path = ''
 as $$
   select case
@@ -64,14 +74,17 @@ as $$
     else 'finished' end
 $$;
 comment on function dispatcher.workflow_claim_state(public.workflow_runs, text, uuid) is
-  'Whether a session (and the claim token, where it gives one) holds a run: ok, held (paused, still its own), finished (was its own), not_yours, not_found. No session holds nothing.';
+  'Whether a session (and the claim token, where it gives one) holds a run: ok, held (paused, still its own), '
+  'finished (was its own), not_yours, not_found. No session holds nothing.';
 
 create or replace function dispatcher.end_workflow_claim(p_run public.workflow_runs, p_as text) returns void
 language sql volatile set search_path = ''
 as $$
-  update public.workflow_claims set ended_at = now(), ended_as = p_as where claim_token = p_run.claim_token and ended_at is null
+  update public.workflow_claims set ended_at = now(), ended_as = p_as where claim_token = p_run.claim_token and ended_at
+      is null
 $$;
-comment on function dispatcher.end_workflow_claim(public.workflow_runs, text) is 'Closes the present claim of a run in the history of claims.';
+comment on function dispatcher.end_workflow_claim(public.workflow_runs, text) is
+  'Closes the present claim of a run in the history of claims.';
 
 create or replace function dispatcher.drop_notifications(p_run_ids uuid[]) returns void
 language plpgsql volatile set search_path = '' set lock_timeout = '100ms'
@@ -89,7 +102,8 @@ exception when others then
 end
 $$;
 comment on function dispatcher.drop_notifications(uuid[]) is
-  'Nobody has to be told of these runs any more. A side write: the claim of a notification looks at its run again. Never waits.';
+  'Nobody has to be told of these runs any more. A side write: the claim of a notification looks at its run again. '
+  'Never waits.';
 
 create or replace function dispatcher.known_tokens(p_input bigint, p_output bigint) returns bigint
 language sql immutable parallel safe set search_path = ''
@@ -103,29 +117,36 @@ comment on function dispatcher.known_tokens(bigint, bigint) is
 create or replace function dispatcher.known_cost(p_cost numeric) returns numeric
 language sql immutable parallel safe set search_path = ''
 as $$ select case when p_cost >= 0 and p_cost < 'Infinity' then p_cost end $$;
-comment on function dispatcher.known_cost(numeric) is 'A cost of a row; NULL when it is none: not told, negative, NaN, infinite.';
+comment on function dispatcher.known_cost(numeric) is
+  'A cost of a row; NULL when it is none: not told, negative, NaN, infinite.';
 
 create or replace function dispatcher.settle_workflow_claim(p_run public.workflow_runs, p_as text) returns void
 language sql volatile set search_path = ''
 as $$
-  -- Whoever gave a sign of life has worked: what it did not report counts as what was reserved for it, never as nothing.
+  -- Whoever gave a sign of life has worked: what it did not report counts as what was reserved for it, never as
+  -- nothing.
   insert into public.workflow_claims as claim (
-    claim_token, tenant_id, run_id, workflow_type, agent_id, session_id, attempt, claimed_at, ended_at, ended_as, cost_usd, tokens, accounted_at)
-  select coalesce(p_run.claim_token, gen_random_uuid()), p_run.tenant_id, p_run.id, p_run.workflow_type, p_run.owner_agent_id,
+    claim_token, tenant_id, run_id, workflow_type, agent_id, session_id, attempt, claimed_at, ended_at, ended_as,
+        cost_usd, tokens, accounted_at)
+  select coalesce(p_run.claim_token, gen_random_uuid()), p_run.tenant_id, p_run.id, p_run.workflow_type,
+      p_run.owner_agent_id,
          coalesce(p_run.session_id, 'unknown'), p_run.dispatch_attempts, coalesce(p_run.claimed_at, now()), now(), p_as,
          coalesce(dispatcher.known_cost(p_run.cost_estimate), p_run.reserved_usd),
          coalesce(dispatcher.known_tokens(p_run.input_tokens, p_run.output_tokens), p_run.reserved_tokens),
          coalesce(p_run.accounted_at, now())
    where p_run.accounted_at is not null or p_run.started_at is not null
-  on conflict (claim_token) do update set cost_usd = excluded.cost_usd, tokens = excluded.tokens, accounted_at = excluded.accounted_at
+  on conflict (claim_token) do update set cost_usd = excluded.cost_usd, tokens = excluded.tokens,
+      accounted_at = excluded.accounted_at
 $$;
 comment on function dispatcher.settle_workflow_claim(public.workflow_runs, text) is
-  'Moves what the present claim of a run has cost from the run to the claim, where the budgets find it once the run starts a new account. A claim without a report or a heartbeat cost nothing. The caller empties the run.';
+  'Moves what the present claim of a run has cost from the run to the claim, where the budgets find it once the run '
+  'starts a new account. A claim without a report or a heartbeat cost nothing. The caller empties the run.';
 
 create or replace function public.poll_workflow_runs(p_tenant_id uuid, p_agent text, p_limit integer) returns jsonb
 language sql stable set search_path = ''
 as $$
-  select jsonb_build_object('agent', p_agent, 'count', count(*), 'runs', coalesce(jsonb_agg(dispatcher.workflow_run_json(pending)
+  select jsonb_build_object('agent', p_agent, 'count', count(*), 'runs',
+      coalesce(jsonb_agg(dispatcher.workflow_run_json(pending)
                               order by pending.priority desc, pending.dispatched_at, pending.id), '[]'))
     from (select * from public.workflow_runs
            where tenant_id = p_tenant_id and status = 'dispatched' and (p_agent is null or owner_agent_id = p_agent)
@@ -134,17 +155,21 @@ $$;
 comment on function public.poll_workflow_runs(uuid, text, integer) is
   'The runs that wait to be claimed by an agent (or by any): {agent, count, runs}.';
 
-create or replace function dispatcher.is_same_attempt(p_run public.workflow_runs, p_session text, p_wake_id uuid) returns boolean
+create or replace function dispatcher.is_same_attempt(p_run public.workflow_runs, p_session text, p_wake_id uuid)
+    returns boolean
 language sql stable set search_path = ''
 as $$
-  -- One session name may serve attempt after attempt. The process of an earlier wake must not be handed what a later one holds.
+  -- One session name may serve attempt after attempt. The process of an earlier wake must not be handed what a later
+  -- one holds.
   select p_run.session_id = p_session
      and (p_wake_id is null or p_run.wake_id is null or p_run.wake_id = p_wake_id
-          or (select asking.claimed_at >= holding.claimed_at from public.agent_wakes as asking, public.agent_wakes as holding
+          or (select asking.claimed_at >= holding.claimed_at from public.agent_wakes as asking,
+              public.agent_wakes as holding
                where asking.id = p_wake_id and holding.id = p_run.wake_id) is true)
 $$;
 comment on function dispatcher.is_same_attempt(public.workflow_runs, text, uuid) is
-  'Whether the session that asks for a run again is the one that holds it: the same name, and not from a wake before the one that holds it.';
+  'Whether the session that asks for a run again is the one that holds it: the same name, and not from a wake before '
+  'the one that holds it.';
 
 create or replace function dispatcher.refuse_claim(p_run public.workflow_runs, p_agent text) returns text
 language sql immutable set search_path = ''
@@ -155,13 +180,15 @@ as $$
               when p_run.status <> 'dispatched' then 'held'
               when p_agent is not null and p_agent is distinct from p_run.owner_agent_id then 'not_yours' end
 $$;
-comment on function dispatcher.refuse_claim(public.workflow_runs, text) is 'Why a run cannot be claimed by an agent; NULL when it can.';
+comment on function dispatcher.refuse_claim(public.workflow_runs, text) is
+  'Why a run cannot be claimed by an agent; NULL when it can.';
 
 create or replace function dispatcher.claimed_answer(p_code text, p_run public.workflow_runs) returns jsonb
 language sql stable set search_path = ''
 as $$
   select dispatcher.workflow_answer(p_code, p_run)
-         || jsonb_build_object('claim_token', p_run.claim_token, 'deadline_in', dispatcher.seconds_until(p_run.deadline_at))
+         || jsonb_build_object('claim_token', p_run.claim_token, 'deadline_in',
+             dispatcher.seconds_until(p_run.deadline_at))
 $$;
 comment on function dispatcher.claimed_answer(text, public.workflow_runs) is
   'The answer to who holds a run now, with its fence; deadline_in (s) is NULL when the deadline is no known time.';
@@ -173,13 +200,18 @@ as $$
 begin
   perform dispatcher.note_workflow_actor(coalesce(p_agent, p_run.owner_agent_id), null);
   update public.workflow_runs as run
-     set status = 'claimed', claimed_at = now(), claimed_by = coalesce(p_agent, run.owner_agent_id), session_id = p_session,
-         claim_token = gen_random_uuid(), last_heartbeat_at = now(), started_at = null, blocker_type = null, blocker_description = null,
-         deadline_at = dispatcher.deadline_of_run(now(), dispatcher.workflow_timeout_minutes(run.tenant_id, run.workflow_type)),
+     set status = 'claimed', claimed_at = now(), claimed_by = coalesce(p_agent, run.owner_agent_id),
+         session_id = p_session,
+         claim_token = gen_random_uuid(), last_heartbeat_at = now(), started_at = null, blocker_type = null,
+             blocker_description = null,
+         deadline_at = dispatcher.deadline_of_run(now(), dispatcher.workflow_timeout_minutes(run.tenant_id,
+             run.workflow_type)),
          wake_id = (select wake.id from public.agent_wakes as wake
-                     where wake.id = p_wake_id and wake.tenant_id = run.tenant_id and wake.state in ('starting', 'running'))
+                     where wake.id = p_wake_id and wake.tenant_id = run.tenant_id
+                       and wake.state in ('starting', 'running'))
    where id = p_run.id returning * into p_run;
-  insert into public.workflow_claims (claim_token, tenant_id, run_id, workflow_type, agent_id, session_id, attempt, wake_id)
+  insert into public.workflow_claims (claim_token, tenant_id, run_id, workflow_type, agent_id, session_id, attempt,
+      wake_id)
   values (p_run.claim_token, p_run.tenant_id, p_run.id, p_run.workflow_type, p_run.owner_agent_id, p_session,
           p_run.dispatch_attempts, p_run.wake_id);
   perform dispatcher.drop_notifications(array[p_run.id]);
@@ -187,7 +219,8 @@ begin
 end
 $$;
 comment on function dispatcher.take_run(public.workflow_runs, text, text, uuid) is
-  'Gives a dispatched run, which the caller has locked, to a session: a new fence, a deadline, a line in the history of claims.';
+  'Gives a dispatched run, which the caller has locked, to a session: a new fence, a deadline, a line in the history '
+  'of claims.';
 
 create or replace function public.claim_workflow_run(
   p_tenant_id uuid, p_run_id uuid, p_session text, p_agent text default null, p_wake_id uuid default null
@@ -217,7 +250,10 @@ exception when lock_not_available then
 end
 $$;
 comment on function public.claim_workflow_run(uuid, uuid, text, text, uuid) is
-  'Takes a dispatched run for a session: one wins. Answers the run, its claim_token and deadline_in (s); already for the session that holds it, unless it asks from an earlier wake than the one that holds it; else not_dispatched, claimed_by_another, not_yours, finished, held, not_found, bad_session, busy. p_wake_id: the wake the session runs in.';
+  'Takes a dispatched run for a session: one wins. Answers the run, its claim_token and deadline_in (s); already for '
+  'the session that holds it, unless it asks from an earlier wake than the one that holds it; else not_dispatched, '
+  'claimed_by_another, not_yours, finished, held, not_found, bad_session, busy. p_wake_id: the wake the session runs '
+  'in.';
 
 create or replace function dispatcher.workflow_usage_values(p_usage jsonb) returns jsonb
 language plpgsql immutable set search_path = ''
@@ -235,22 +271,27 @@ begin
     end if;
     begin
       v_number := v_text::numeric;
-      if v_number >= 0 and v_number < 'Infinity' and v_number < (case v_field when 'cost_usd' then 1000000 else 1e15 end) then
-        v_values := v_values || jsonb_build_object(v_field, case v_field when 'cost_usd' then round(v_number, 6) else trunc(v_number) end);
+      if v_number >= 0 and v_number < 'Infinity' and v_number < (case v_field when 'cost_usd' then 1000000
+          else 1e15 end) then
+        v_values := v_values || jsonb_build_object(v_field, case v_field when 'cost_usd' then round(v_number, 6)
+            else trunc(v_number) end);
       end if;
     exception when others then
       if dispatcher.must_abort(sqlstate) then raise; end if;
       continue;  -- not a number: unknown, as if it had not been said
     end;
   end loop;
-  return v_values || case when btrim(p_usage ->> 'model') <> '' then jsonb_build_object('model', left(p_usage ->> 'model', 300))
+  return v_values || case when btrim(p_usage ->> 'model') <> ''
+      then jsonb_build_object('model', left(p_usage ->> 'model', 300))
                           else '{}'::jsonb end;
 end
 $$;
 comment on function dispatcher.workflow_usage_values(jsonb) is
-  'What a report of usage {cost_usd, input_tokens, output_tokens, cached_tokens, model} really says: what is no number, negative, NaN or beyond belief is left out, so it stays unknown.';
+  'What a report of usage {cost_usd, input_tokens, output_tokens, cached_tokens, model} really says: what is no '
+  'number, negative, NaN or beyond belief is left out, so it stays unknown.';
 
-create or replace function dispatcher.book_workflow_usage(p_run public.workflow_runs, p_usage jsonb) returns public.workflow_runs
+create or replace function dispatcher.book_workflow_usage(p_run public.workflow_runs, p_usage jsonb)
+    returns public.workflow_runs
 language plpgsql volatile set search_path = ''
 as $$
 declare
@@ -273,7 +314,8 @@ begin
 end
 $$;
 comment on function dispatcher.book_workflow_usage(public.workflow_runs, jsonb) is
-  'Keeps what a run is said to have cost. Totals, not increments: a repeat changes nothing. The period it was first booked in stays.';
+  'Keeps what a run is said to have cost. Totals, not increments: a repeat changes nothing. The period it was first '
+  'booked in stays.';
 
 create or replace function dispatcher.book_lost_claim_usage(
   p_tenant_id uuid, p_run_id uuid, p_session text, p_claim_token uuid, p_usage jsonb
@@ -289,7 +331,8 @@ begin
   update public.workflow_claims as claim
      set cost_usd = coalesce((v_usage ->> 'cost_usd')::numeric, cost_usd),
          tokens = case when v_usage ?| array['input_tokens', 'output_tokens']
-                       then dispatcher.known_tokens((v_usage ->> 'input_tokens')::bigint, (v_usage ->> 'output_tokens')::bigint)
+                       then dispatcher.known_tokens((v_usage ->> 'input_tokens')::bigint,
+                           (v_usage ->> 'output_tokens')::bigint)
                        else tokens end,
          accounted_at = coalesce(accounted_at, now())
    where claim.claim_token = (select lost.claim_token from public.workflow_claims as lost
@@ -301,10 +344,12 @@ begin
 end
 $$;
 comment on function dispatcher.book_lost_claim_usage(uuid, uuid, text, uuid, jsonb) is
-  'The cost of a claim that was lost meanwhile: the money is spent all the same, so it is booked with that claim, once.';
+  'The cost of a claim that was lost meanwhile: the money is spent all the same, so it is booked with that claim, '
+  'once.';
 
 create or replace function dispatcher.refuse_workflow_caller(
-  p_code text, p_run public.workflow_runs, p_tenant_id uuid, p_run_id uuid, p_session text, p_claim_token uuid, p_usage jsonb
+  p_code text, p_run public.workflow_runs, p_tenant_id uuid, p_run_id uuid, p_session text, p_claim_token uuid,
+      p_usage jsonb
 ) returns jsonb
 language plpgsql volatile set search_path = ''
 as $$
@@ -316,18 +361,23 @@ begin
   elsif p_code = 'not_yours' then
     v_booked := dispatcher.book_lost_claim_usage(p_tenant_id, p_run_id, p_session, p_claim_token, p_usage);
   end if;
-  v_booked := v_booked or (p_code in ('finished', 'held') and dispatcher.workflow_usage_values(coalesce(p_usage, '{}')) <> '{}');
-  return case when p_run.id is null then dispatcher.refuse_run(p_run_id, 'not_found') else dispatcher.workflow_answer(p_code, p_run) end
+  v_booked := v_booked or (p_code in ('finished', 'held') and dispatcher.workflow_usage_values(coalesce(p_usage,
+      '{}')) <> '{}');
+  return case when p_run.id is null then dispatcher.refuse_run(p_run_id, 'not_found')
+      else dispatcher.workflow_answer(p_code, p_run) end
          || jsonb_build_object('usage_booked', v_booked);
 end
 $$;
 comment on function dispatcher.refuse_workflow_caller(text, public.workflow_runs, uuid, uuid, text, uuid, jsonb) is
-  'The answer to a session that does not hold the run (any more), or may not end it while it is paused; a cost it brings is booked nevertheless.';
+  'The answer to a session that does not hold the run (any more), or may not end it while it is paused; a cost it '
+  'brings is booked nevertheless.';
 
 create or replace function dispatcher.wake_worked_on_a_run(p_wake_id uuid) returns boolean
 language sql stable set search_path = ''
-as $$ select exists (select from public.workflow_claims as claim where claim.wake_id = p_wake_id and claim.worked_at is not null) $$;
-comment on function dispatcher.wake_worked_on_a_run(uuid) is 'Whether a run that was claimed in a wake showed a sign of life: work on a run is progress.';
+as $$ select exists (select from public.workflow_claims as claim where claim.wake_id = p_wake_id
+    and claim.worked_at is not null) $$;
+comment on function dispatcher.wake_worked_on_a_run(uuid) is
+  'Whether a run that was claimed in a wake showed a sign of life: work on a run is progress.';
 
 create or replace function dispatcher.note_work_on_claim(p_run public.workflow_runs) returns void
 language sql volatile set search_path = ''
@@ -335,7 +385,8 @@ as $$
   update public.workflow_claims set worked_at = now(), wake_id = coalesce(wake_id, p_run.wake_id)
    where claim_token = p_run.claim_token and worked_at is null
 $$;
-comment on function dispatcher.note_work_on_claim(public.workflow_runs) is 'Keeps with a claim that its session showed a sign of life, and in which wake.';
+comment on function dispatcher.note_work_on_claim(public.workflow_runs) is
+  'Keeps with a claim that its session showed a sign of life, and in which wake.';
 
 create or replace function dispatcher.start_workflow_run(p_run public.workflow_runs) returns public.workflow_runs
 language plpgsql volatile set search_path = ''
@@ -349,7 +400,8 @@ begin
   return p_run;
 end
 $$;
-comment on function dispatcher.start_workflow_run(public.workflow_runs) is 'A sign of life of a held run: claimed becomes running.';
+comment on function dispatcher.start_workflow_run(public.workflow_runs) is
+  'A sign of life of a held run: claimed becomes running.';
 
 create or replace function public.heartbeat_workflow_run(
   p_tenant_id uuid, p_run_id uuid, p_session text, p_claim_token uuid default null, p_usage jsonb default null
@@ -375,7 +427,8 @@ exception when lock_not_available then
 end
 $$;
 comment on function public.heartbeat_workflow_run(uuid, uuid, text, uuid, jsonb) is
-  'A sign of life from the session that holds the run: the first one makes it running. May carry usage so far. not_yours, finished, not_found: stop working on it; busy: ask again.';
+  'A sign of life from the session that holds the run: the first one makes it running. May carry usage so far. '
+  'not_yours, finished, not_found: stop working on it; busy: ask again.';
 
 create or replace function public.report_workflow_usage(
   p_tenant_id uuid, p_run_id uuid, p_session text, p_usage jsonb, p_claim_token uuid default null
@@ -391,16 +444,19 @@ begin
   if v_code not in ('ok', 'held') then
     return dispatcher.refuse_workflow_caller(v_code, v_run, p_tenant_id, p_run_id, p_session, p_claim_token, p_usage);
   end if;
-  return dispatcher.workflow_answer('ok', dispatcher.book_workflow_usage(v_run, p_usage)) || jsonb_build_object('usage_booked', true);
+  return dispatcher.workflow_answer('ok', dispatcher.book_workflow_usage(v_run, p_usage))
+      || jsonb_build_object('usage_booked', true);
 exception when lock_not_available then
   return dispatcher.refuse_run(p_run_id, 'busy');
 end
 $$;
 comment on function public.report_workflow_usage(uuid, uuid, text, jsonb, uuid) is
-  'What the run has cost so far, as totals. Also after its end, and after a lost claim (then booked with that claim): usage_booked says whether it was.';
+  'What the run has cost so far, as totals. Also after its end, and after a lost claim (then booked with that claim): '
+  'usage_booked says whether it was.';
 
 create or replace function dispatcher.finish_workflow_run(
-  p_tenant_id uuid, p_run_id uuid, p_session text, p_claim_token uuid, p_status text, p_output jsonb, p_error text, p_usage jsonb
+  p_tenant_id uuid, p_run_id uuid, p_session text, p_claim_token uuid, p_status text, p_output jsonb, p_error text,
+      p_usage jsonb
 ) returns jsonb
 language plpgsql volatile set search_path = '' set lock_timeout = '2s'
 as $$
@@ -441,22 +497,28 @@ comment on function dispatcher.finish_workflow_run(uuid, uuid, text, uuid, text,
   'Ends a run as completed or failed on behalf of the session that holds it. already for a repeat.';
 
 create or replace function public.complete_workflow_run(
-  p_tenant_id uuid, p_run_id uuid, p_session text, p_output jsonb default null, p_usage jsonb default null, p_claim_token uuid default null
+  p_tenant_id uuid, p_run_id uuid, p_session text, p_output jsonb default null, p_usage jsonb default null,
+      p_claim_token uuid default null
 ) returns jsonb
 language sql volatile set search_path = ''
-as $$ select dispatcher.finish_workflow_run(p_tenant_id, p_run_id, p_session, p_claim_token, 'completed', p_output, null, p_usage) $$;
+as $$ select dispatcher.finish_workflow_run(p_tenant_id, p_run_id, p_session, p_claim_token, 'completed', p_output,
+    null, p_usage) $$;
 comment on function public.complete_workflow_run(uuid, uuid, text, jsonb, jsonb, uuid) is
-  'The session that holds the run finished it, with its output and usage {cost_usd, input_tokens, output_tokens, cached_tokens, model}. A repeat is already; busy: ask again.';
+  'The session that holds the run finished it, with its output and usage {cost_usd, input_tokens, output_tokens, '
+  'cached_tokens, model}. A repeat is already; busy: ask again.';
 
 create or replace function public.fail_workflow_run(
-  p_tenant_id uuid, p_run_id uuid, p_session text, p_error text, p_usage jsonb default null, p_claim_token uuid default null
+  p_tenant_id uuid, p_run_id uuid, p_session text, p_error text, p_usage jsonb default null,
+      p_claim_token uuid default null
 ) returns jsonb
 language sql volatile set search_path = ''
-as $$ select dispatcher.finish_workflow_run(p_tenant_id, p_run_id, p_session, p_claim_token, 'failed', null, p_error, p_usage) $$;
+as $$ select dispatcher.finish_workflow_run(p_tenant_id, p_run_id, p_session, p_claim_token, 'failed', null, p_error,
+    p_usage) $$;
 comment on function public.fail_workflow_run(uuid, uuid, text, text, jsonb, uuid) is
   'The session that holds the run gave it up, with the reason. A repeat is already; busy: ask again.';
 
-create or replace function dispatcher.return_workflow_run(p_run public.workflow_runs, p_how text) returns public.workflow_runs
+create or replace function dispatcher.return_workflow_run(p_run public.workflow_runs, p_how text)
+    returns public.workflow_runs
 language plpgsql volatile set search_path = ''
 as $$
 begin
@@ -471,8 +533,10 @@ begin
   else
     perform dispatcher.settle_workflow_claim(p_run, p_how);
     update public.workflow_runs
-       set status = 'queued', release_count = release_count + 1, dispatched_at = null, claimed_at = null, claimed_by = null,
-           started_at = null, deadline_at = null, last_heartbeat_at = null, claim_token = null, session_id = null, wake_id = null,
+       set status = 'queued', release_count = release_count + 1, dispatched_at = null, claimed_at = null,
+           claimed_by = null,
+           started_at = null, deadline_at = null, last_heartbeat_at = null, claim_token = null, session_id = null,
+               wake_id = null,
            reserved_usd = null, reserved_tokens = null, cost_estimate = null, input_tokens = null, output_tokens = null,
            cached_tokens = null, reported_at = null, accounted_at = null
      where id = p_run.id returning * into p_run;
@@ -481,7 +545,8 @@ begin
 end
 $$;
 comment on function dispatcher.return_workflow_run(public.workflow_runs, text) is
-  'Gives a claim back: the run returns to the queue with its reservation freed, at most 3 times, then it fails. The caller has locked it.';
+  'Gives a claim back: the run returns to the queue with its reservation freed, at most 3 times, then it fails. The '
+  'caller has locked it.';
 
 create or replace function dispatcher.has_released(
   p_run public.workflow_runs, p_tenant_id uuid, p_run_id uuid, p_session text, p_claim_token uuid
@@ -490,13 +555,15 @@ language sql stable set search_path = ''
 as $$
   select p_run.status in ('queued', 'dispatched')
      and exists (select from public.workflow_claims
-                  where run_id = p_run_id and tenant_id = p_tenant_id and session_id = p_session and ended_as = 'released'
+                  where run_id = p_run_id and tenant_id = p_tenant_id and session_id = p_session
+                    and ended_as = 'released'
                     and (p_claim_token is null or claim_token = p_claim_token))
 $$;
 comment on function dispatcher.has_released(public.workflow_runs, uuid, uuid, text, uuid) is
   'Whether a session that does not hold a run has given it back before: then its release is a repeat.';
 
-create or replace function public.release_workflow_run(p_tenant_id uuid, p_run_id uuid, p_session text, p_claim_token uuid default null)
+create or replace function public.release_workflow_run(p_tenant_id uuid, p_run_id uuid, p_session text,
+    p_claim_token uuid default null)
 returns jsonb
 language plpgsql volatile set search_path = '' set lock_timeout = '2s'
 as $$
@@ -518,16 +585,19 @@ exception when lock_not_available then
 end
 $$;
 comment on function public.release_workflow_run(uuid, uuid, text, uuid) is
-  'The session that holds the run gives it back to the queue; the fourth time it fails. A repeat is already; busy: ask again.';
+  'The session that holds the run gives it back to the queue; the fourth time it fails. A repeat is already; busy: '
+  'ask again.';
 
 create or replace function dispatcher.audit_workflow_action(
-  p_tenant_id uuid, p_actor text, p_action text, p_target text, p_before jsonb, p_after jsonb, p_allowed boolean default true
+  p_tenant_id uuid, p_actor text, p_action text, p_target text, p_before jsonb, p_after jsonb,
+      p_allowed boolean default true
 ) returns void
 language plpgsql volatile set search_path = '' set lock_timeout = '100ms'
 as $$
 begin
   insert into public.workflow_audit_log (tenant_id, actor, action, class, severity, target, before, after, allowed)
-  values (p_tenant_id, coalesce(nullif(left(p_actor, 300), ''), 'unknown'), p_action, 'intervention', 'warning', p_target,
+  values (p_tenant_id, coalesce(nullif(left(p_actor, 300), ''), 'unknown'), p_action, 'intervention', 'warning',
+      p_target,
           p_before, p_after, p_allowed);
   perform dispatcher.settle_constraints('public.workflow_audit_log');
 exception when others then
@@ -536,12 +606,15 @@ exception when others then
 end
 $$;
 comment on function dispatcher.audit_workflow_action(uuid, text, text, text, jsonb, jsonb, boolean) is
-  'One line in workflow_audit_log. A side write: when it fails, what it tells of is done all the same and the fault is noted.';
+  'One line in workflow_audit_log. A side write: when it fails, what it tells of is done all the same and the fault '
+  'is noted.';
 
-create or replace function dispatcher.faults_of_delay(p_seconds double precision, p_not_before timestamptz) returns text[]
+create or replace function dispatcher.faults_of_delay(p_seconds double precision, p_not_before timestamptz)
+    returns text[]
 language sql immutable set search_path = ''
 as $$
-  select case when p_seconds < 0 or p_seconds > 315360000 or p_seconds = 'NaN' then array['delay_seconds: outside 0 to 315360000']
+  select case when p_seconds < 0 or p_seconds > 315360000 or p_seconds = 'NaN'
+      then array['delay_seconds: outside 0 to 315360000']
               else '{}' end
          || case when not isfinite(p_not_before) then array['not_before: infinite'] else '{}' end
 $$;
@@ -549,13 +622,17 @@ comment on function dispatcher.faults_of_delay(double precision, timestamptz) is
   'What is wrong with when a run may go out: at most ten years of delay, and no infinite time.';
 
 create or replace function dispatcher.faults_of_new_run(
-  p_tenant_id uuid, p_workflow_type text, p_priority integer, p_initiator text, p_task_id text, p_agent text, p_request_key text
+  p_tenant_id uuid, p_workflow_type text, p_priority integer, p_initiator text, p_task_id text, p_agent text,
+      p_request_key text
 ) returns text[]
 language sql stable set search_path = ''
 as $$
-  select dispatcher.faults_of_tenant(p_tenant_id) || dispatcher.faults_of_text('workflow_type', p_workflow_type, 200, true)
-      || dispatcher.faults_of_text('initiator', p_initiator, 500, false) || dispatcher.faults_of_text('task_id', p_task_id, 500, false)
-      || dispatcher.faults_of_text('agent', p_agent, 200, false) || dispatcher.faults_of_text('request_key', p_request_key, 500, false)
+  select dispatcher.faults_of_tenant(p_tenant_id) || dispatcher.faults_of_text('workflow_type', p_workflow_type, 200,
+      true)
+      || dispatcher.faults_of_text('initiator', p_initiator, 500, false)
+          || dispatcher.faults_of_text('task_id', p_task_id, 500, false)
+      || dispatcher.faults_of_text('agent', p_agent, 200, false)
+          || dispatcher.faults_of_text('request_key', p_request_key, 500, false)
       || case when abs(p_priority::bigint) > 1000000 then array['priority: outside -1000000 to 1000000'] else '{}' end
 $$;
 comment on function dispatcher.faults_of_new_run(uuid, text, integer, text, text, text, text) is
@@ -563,14 +640,17 @@ comment on function dispatcher.faults_of_new_run(uuid, text, integer, text, text
 
 drop function if exists public.enqueue_workflow_run(uuid, text, jsonb, integer, text, text, text, timestamptz, text);
 create or replace function public.enqueue_workflow_run(
-  p_tenant_id uuid, p_workflow_type text, p_input jsonb default '{}', p_priority integer default 0, p_initiator text default null,
-  p_task_id text default null, p_agent text default null, p_not_before timestamptz default null, p_request_key text default null,
+  p_tenant_id uuid, p_workflow_type text, p_input jsonb default '{}', p_priority integer default 0,
+      p_initiator text default null,
+  p_task_id text default null, p_agent text default null, p_not_before timestamptz default null,
+      p_request_key text default null,
   p_delay_seconds double precision default null
 ) returns jsonb
 language plpgsql volatile set search_path = '' set lock_timeout = '2s'
 as $$
 declare
-  v_faults constant text[] := dispatcher.faults_of_new_run(p_tenant_id, p_workflow_type, p_priority, p_initiator, p_task_id, p_agent, p_request_key)
+  v_faults constant text[] := dispatcher.faults_of_new_run(p_tenant_id, p_workflow_type, p_priority, p_initiator,
+      p_task_id, p_agent, p_request_key)
                               || dispatcher.faults_of_delay(p_delay_seconds, p_not_before);
   v_run public.workflow_runs;
 begin
@@ -578,7 +658,8 @@ begin
     return dispatcher.invalid(v_faults);
   end if;
   insert into public.workflow_runs as run (
-    tenant_id, workflow_type, input_payload, priority, initiator, task_id, pinned_agent_id, request_key, next_attempt_at)
+    tenant_id, workflow_type, input_payload, priority, initiator, task_id, pinned_agent_id, request_key,
+        next_attempt_at)
   values (p_tenant_id, btrim(p_workflow_type), coalesce(p_input, '{}'), coalesce(p_priority, 0), p_initiator, p_task_id,
           nullif(btrim(p_agent), ''), nullif(p_request_key, ''),
           greatest(p_not_before, case when p_delay_seconds > 0 then now() + make_interval(secs => p_delay_seconds) end))
@@ -586,8 +667,10 @@ begin
   returning * into v_run;
   if v_run.id is not null then
     return dispatcher.workflow_answer('ok', v_run)
-      || jsonb_build_object('routed', v_run.pinned_agent_id is not null or exists (select from public.workflow_agent_routing as route
-           where route.tenant_id = p_tenant_id and route.workflow_type = v_run.workflow_type and route.max_concurrent > 0));
+      || jsonb_build_object('routed', v_run.pinned_agent_id is not null
+          or exists (select from public.workflow_agent_routing as route
+           where route.tenant_id = p_tenant_id and route.workflow_type = v_run.workflow_type
+             and route.max_concurrent > 0));
   end if;
   select * into v_run from public.workflow_runs where tenant_id = p_tenant_id and request_key = p_request_key;
   return dispatcher.workflow_answer('already', v_run);
@@ -595,10 +678,14 @@ exception when lock_not_available then
   return dispatcher.refuse_run(null, 'busy');
 end
 $$;
-comment on function public.enqueue_workflow_run(uuid, text, jsonb, integer, text, text, text, timestamptz, text, double precision) is
-  'Puts a run into the queue. p_agent pins it to an agent, p_delay_seconds (by the database''s clock) or p_not_before keeps it back, p_request_key makes a repeat answer the same run (already). invalid names every fault.';
+comment on function public.enqueue_workflow_run(
+  uuid, text, jsonb, integer, text, text, text, timestamptz, text, double precision
+) is
+  'Puts a run into the queue. p_agent pins it to an agent, p_delay_seconds (by the database''s clock) or p_not_before '
+  'keeps it back, p_request_key makes a repeat answer the same run (already). invalid names every fault.';
 
-create or replace function dispatcher.stop_workflow_run(p_run public.workflow_runs, p_error text) returns public.workflow_runs
+create or replace function dispatcher.stop_workflow_run(p_run public.workflow_runs, p_error text)
+    returns public.workflow_runs
 language plpgsql volatile set search_path = ''
 as $$
 begin
@@ -611,7 +698,8 @@ end
 $$;
 comment on function dispatcher.stop_workflow_run(public.workflow_runs, text) is 'Cancels a run the caller has locked.';
 
-create or replace function public.cancel_workflow_run(p_tenant_id uuid, p_run_id uuid, p_actor text, p_reason text default null) returns jsonb
+create or replace function public.cancel_workflow_run(p_tenant_id uuid, p_run_id uuid, p_actor text,
+    p_reason text default null) returns jsonb
 language plpgsql volatile set search_path = '' set lock_timeout = '2s'
 as $$
 declare
@@ -628,8 +716,10 @@ begin
   end if;
   perform dispatcher.note_workflow_actor(p_actor, p_reason);
   v_run := dispatcher.stop_workflow_run(v_before, coalesce(nullif(btrim(left(p_reason, 4000)), ''),
-                                                           format('Cancelled by %s', coalesce(nullif(left(p_actor, 300), ''), 'unknown'))));
-  perform dispatcher.audit_workflow_action(p_tenant_id, p_actor, 'cancel_run', 'run:' || p_run_id, jsonb_build_object('status', v_before.status),
+                                                           format('Cancelled by %s',
+                                                               coalesce(nullif(left(p_actor, 300), ''), 'unknown'))));
+  perform dispatcher.audit_workflow_action(p_tenant_id, p_actor, 'cancel_run', 'run:' || p_run_id,
+      jsonb_build_object('status', v_before.status),
                                            jsonb_build_object('status', v_run.status, 'reason', left(p_reason, 4000)));
   return dispatcher.workflow_answer('ok', v_run);
 exception when lock_not_available then
@@ -637,7 +727,8 @@ exception when lock_not_available then
 end
 $$;
 comment on function public.cancel_workflow_run(uuid, uuid, text, text) is
-  'Cancels a run that is not finished; audited. Its process, where a daemon has one, is stopped. busy: another session holds the run, ask again.';
+  'Cancels a run that is not finished; audited. Its process, where a daemon has one, is stopped. busy: another '
+  'session holds the run, ask again.';
 
 create or replace function dispatcher.start_anew(p_run public.workflow_runs) returns public.workflow_runs
 language plpgsql volatile set search_path = ''
@@ -645,9 +736,12 @@ as $$
 begin
   perform set_config('dispatcher.override_run', p_run.id::text, true);
   update public.workflow_runs
-     set status = 'queued', dispatch_attempts = 0, release_count = 0, queued_at = now(), dispatched_at = null, claimed_at = null,
-         claimed_by = null, started_at = null, deadline_at = null, last_heartbeat_at = null, next_attempt_at = null, claim_token = null,
-         session_id = null, wake_id = null, reserved_usd = null, reserved_tokens = null, cost_estimate = null, input_tokens = null,
+     set status = 'queued', dispatch_attempts = 0, release_count = 0, queued_at = now(), dispatched_at = null,
+         claimed_at = null,
+         claimed_by = null, started_at = null, deadline_at = null, last_heartbeat_at = null, next_attempt_at = null,
+             claim_token = null,
+         session_id = null, wake_id = null, reserved_usd = null, reserved_tokens = null, cost_estimate = null,
+             input_tokens = null,
          output_tokens = null, cached_tokens = null, reported_at = null, accounted_at = null
    where id = p_run.id returning * into p_run;
   perform set_config('dispatcher.override_run', '', true);
@@ -656,9 +750,11 @@ begin
   return p_run;
 end
 $$;
-comment on function dispatcher.start_anew(public.workflow_runs) is 'Puts a failed run, which the caller has locked, back into the queue as if it were new.';
+comment on function dispatcher.start_anew(public.workflow_runs) is
+  'Puts a failed run, which the caller has locked, back into the queue as if it were new.';
 
-create or replace function public.retry_workflow_run(p_tenant_id uuid, p_run_id uuid, p_actor text, p_reason text default null) returns jsonb
+create or replace function public.retry_workflow_run(p_tenant_id uuid, p_run_id uuid, p_actor text,
+    p_reason text default null) returns jsonb
 language plpgsql volatile set search_path = '' set lock_timeout = '2s'
 as $$
 declare
@@ -685,14 +781,17 @@ exception when lock_not_available then
 end
 $$;
 comment on function public.retry_workflow_run(uuid, uuid, text, text) is
-  'override_failure: a failed or timed out run starts anew, with all its attempts; audited. The only way out of a final state. busy: another session holds the run, ask again.';
+  'override_failure: a failed or timed out run starts anew, with all its attempts; audited. The only way out of a '
+  'final state. busy: another session holds the run, ask again.';
 
 create or replace function public.list_workflow_runs(
-  p_tenant_id uuid, p_status text default null, p_workflow_type text default null, p_agent text default null, p_limit integer default 50
+  p_tenant_id uuid, p_status text default null, p_workflow_type text default null, p_agent text default null,
+      p_limit integer default 50
 ) returns jsonb
 language sql stable set search_path = ''
 as $$
-  select jsonb_build_object('count', count(*), 'runs', coalesce(jsonb_agg(dispatcher.workflow_run_json(listed) - 'input_payload' - 'output_summary'
+  select jsonb_build_object('count', count(*), 'runs',
+      coalesce(jsonb_agg(dispatcher.workflow_run_json(listed) - 'input_payload' - 'output_summary'
                               order by listed.created_at desc, listed.id), '[]'))
     from (select * from public.workflow_runs
            where tenant_id = p_tenant_id and (p_status is null or status = p_status)
@@ -700,31 +799,41 @@ as $$
              and (p_agent is null or owner_agent_id = p_agent or pinned_agent_id = p_agent)
            order by created_at desc, id limit least(greatest(p_limit, 1), 1000)) as listed
 $$;
-comment on function public.list_workflow_runs(uuid, text, text, text, integer) is 'The newest runs, without their payloads: {count, runs}.';
+comment on function public.list_workflow_runs(uuid, text, text, text, integer) is
+  'The newest runs, without their payloads: {count, runs}.';
 
 create or replace function public.show_workflow_run(p_tenant_id uuid, p_run_id uuid) returns jsonb
 language sql stable set search_path = ''
 as $$
   select case when run.id is null then jsonb_build_object('code', 'not_found', 'run_id', p_run_id) else
     jsonb_build_object('code', 'ok', 'run', dispatcher.workflow_run_json(run),
-      'events', (select coalesce(jsonb_agg(jsonb_build_object('at', event.at, 'from', event.from_status, 'to', event.to_status, 'attempt', event.attempt,
-                   'actor', event.actor, 'reason', event.reason) order by event.id), '[]') from public.workflow_run_events as event where event.run_id = p_run_id),
-      'claims', (select coalesce(jsonb_agg(to_jsonb(claim) - array['claim_token', 'tenant_id', 'run_id', 'workflow_type'] order by claim.claimed_at), '[]')
+      'events', (select coalesce(jsonb_agg(jsonb_build_object('at', event.at, 'from', event.from_status, 'to',
+          event.to_status, 'attempt', event.attempt,
+                   'actor', event.actor, 'reason', event.reason) order by event.id), '[]')
+                       from public.workflow_run_events as event where event.run_id = p_run_id),
+      'claims', (select coalesce(jsonb_agg(to_jsonb(claim) - array['claim_token', 'tenant_id', 'run_id',
+          'workflow_type'] order by claim.claimed_at), '[]')
                    from public.workflow_claims as claim where claim.run_id = p_run_id),
-      'notifications', (select coalesce(jsonb_agg(to_jsonb(note) - array['claim_token', 'tenant_id', 'run_id'] order by note.attempt), '[]')
+      'notifications', (select coalesce(jsonb_agg(to_jsonb(note) - array['claim_token', 'tenant_id', 'run_id']
+          order by note.attempt), '[]')
                           from public.workflow_notifications as note where note.run_id = p_run_id),
-      'approvals', (select coalesce(jsonb_agg(to_jsonb(approval) - array['tenant_id', 'run_id'] order by approval.created_at), '[]')
+      'approvals', (select coalesce(jsonb_agg(to_jsonb(approval) - array['tenant_id', 'run_id']
+          order by approval.created_at), '[]')
                       from public.workflow_approvals as approval where approval.run_id = p_run_id)) end
-    from (select 1) as one_row left join public.workflow_runs as run on run.id = p_run_id and run.tenant_id = p_tenant_id
+    from (select 1) as one_row left join public.workflow_runs as run on run.id = p_run_id
+        and run.tenant_id = p_tenant_id
 $$;
-comment on function public.show_workflow_run(uuid, uuid) is 'One run whole: record, events, claims, notifications, approvals.';
+comment on function public.show_workflow_run(uuid, uuid) is
+  'One run whole: record, events, claims, notifications, approvals.';
 
 create or replace function dispatcher.faults_of_route(
-  p_tenant_id uuid, p_workflow_type text, p_agent text, p_priority integer, p_max_concurrent integer, p_timeout_minutes integer
+  p_tenant_id uuid, p_workflow_type text, p_agent text, p_priority integer, p_max_concurrent integer,
+      p_timeout_minutes integer
 ) returns text[]
 language sql stable set search_path = ''
 as $$
-  select dispatcher.faults_of_tenant(p_tenant_id) || dispatcher.faults_of_text('workflow_type', p_workflow_type, 200, true)
+  select dispatcher.faults_of_tenant(p_tenant_id) || dispatcher.faults_of_text('workflow_type', p_workflow_type, 200,
+      true)
       || dispatcher.faults_of_text('agent', p_agent, 200, true)
       || case when abs(p_priority::bigint) > 1000000 then array['priority: outside -1000000 to 1000000'] else '{}' end
       || case when p_max_concurrent < 0 then array['max_concurrent: below 0'] else '{}' end
@@ -734,19 +843,22 @@ comment on function dispatcher.faults_of_route(uuid, text, text, integer, intege
   'What is wrong with a route that is to be set; empty when nothing is.';
 
 create or replace function public.set_workflow_route(
-  p_tenant_id uuid, p_workflow_type text, p_agent text, p_priority integer default null, p_max_concurrent integer default null,
+  p_tenant_id uuid, p_workflow_type text, p_agent text, p_priority integer default null,
+      p_max_concurrent integer default null,
   p_timeout_minutes integer default null
 ) returns jsonb
 language plpgsql volatile set search_path = '' set lock_timeout = '3s'
 as $$
 declare
-  v_faults constant text[] := dispatcher.faults_of_route(p_tenant_id, p_workflow_type, p_agent, p_priority, p_max_concurrent, p_timeout_minutes);
+  v_faults constant text[] := dispatcher.faults_of_route(p_tenant_id, p_workflow_type, p_agent, p_priority,
+      p_max_concurrent, p_timeout_minutes);
   v_route public.workflow_agent_routing;
 begin
   if cardinality(v_faults) > 0 then
     return dispatcher.invalid(v_faults);
   end if;
-  insert into public.workflow_agent_routing as route (tenant_id, workflow_type, agent_id, priority, max_concurrent, timeout_minutes)
+  insert into public.workflow_agent_routing as route (tenant_id, workflow_type, agent_id, priority, max_concurrent,
+      timeout_minutes)
   values (p_tenant_id, btrim(p_workflow_type), btrim(p_agent), coalesce(p_priority, 0), coalesce(p_max_concurrent, 1),
           coalesce(p_timeout_minutes, 60))
   on conflict (tenant_id, workflow_type) do update
@@ -760,14 +872,16 @@ exception when lock_not_available then
 end
 $$;
 comment on function public.set_workflow_route(uuid, text, text, integer, integer, integer) is
-  'Routes a workflow type to an agent; what is not given keeps its value (else 0, 1 and 60). max_concurrent 0 disables it. invalid names every fault; busy: another session holds the route, ask again.';
+  'Routes a workflow type to an agent; what is not given keeps its value (else 0, 1 and 60). max_concurrent 0 '
+  'disables it. invalid names every fault; busy: another session holds the route, ask again.';
 
 create or replace function public.remove_workflow_route(p_tenant_id uuid, p_workflow_type text) returns jsonb
 language plpgsql volatile set search_path = '' set lock_timeout = '3s'
 as $$
 begin
   delete from public.workflow_agent_routing where tenant_id = p_tenant_id and workflow_type = p_workflow_type;
-  return jsonb_build_object('applied', found, 'code', case when found then 'ok' else 'not_found' end, 'workflow_type', p_workflow_type);
+  return jsonb_build_object('applied', found, 'code', case when found then 'ok' else 'not_found' end, 'workflow_type',
+      p_workflow_type);
 exception when lock_not_available then
   return jsonb_build_object('applied', false, 'code', 'busy', 'workflow_type', p_workflow_type);
 end
@@ -781,16 +895,20 @@ as $$
   with seeded as (
     insert into public.workflow_agent_routing (tenant_id, workflow_type, agent_id)
     select p_tenant_id, mapping.workflow_type, mapping.agent_id from (values
-      ('citation-improvement', 'affiliate-editorial'), ('affiliate-article', 'affiliate-editorial'), ('code-change', 'code-change'),
-      ('image-generation', 'comfyui-image-agent'), ('qa-review', 'qa-review'), ('incident-investigation', 'incident-investigation'),
+      ('citation-improvement', 'affiliate-editorial'), ('affiliate-article', 'affiliate-editorial'),
+          ('code-change', 'code-change'),
+      ('image-generation', 'comfyui-image-agent'), ('qa-review', 'qa-review'),
+          ('incident-investigation', 'incident-investigation'),
       ('system-improvement-scan', 'main'), ('improvement-suggestion', 'coder')) as mapping (workflow_type, agent_id)
     on conflict (tenant_id, workflow_type) do nothing
     returning workflow_type, agent_id)
   select jsonb_build_object('applied', true, 'code', 'ok', 'seeded', count(*), 'routes',
-           coalesce(jsonb_agg(jsonb_build_object('workflow_type', workflow_type, 'agent_id', agent_id) order by workflow_type), '[]'))
+           coalesce(jsonb_agg(jsonb_build_object('workflow_type', workflow_type, 'agent_id', agent_id)
+               order by workflow_type), '[]'))
     from seeded
 $$;
-comment on function dispatcher.add_reference_routes(uuid) is 'Adds the reference routes that a tenant has not; answers which.';
+comment on function dispatcher.add_reference_routes(uuid) is
+  'Adds the reference routes that a tenant has not; answers which.';
 
 create or replace function public.seed_workflow_routes(p_tenant_id uuid) returns jsonb
 language plpgsql volatile set search_path = '' set lock_timeout = '3s'
@@ -798,12 +916,14 @@ as $$
 declare
   v_faults constant text[] := dispatcher.faults_of_tenant(p_tenant_id);
 begin
-  return case when cardinality(v_faults) > 0 then dispatcher.invalid(v_faults) else dispatcher.add_reference_routes(p_tenant_id) end;
+  return case when cardinality(v_faults) > 0 then dispatcher.invalid(v_faults)
+      else dispatcher.add_reference_routes(p_tenant_id) end;
 exception when lock_not_available then
   return jsonb_build_object('applied', false, 'code', 'busy', 'seeded', 0, 'routes', jsonb_build_array());
 end
 $$;
-comment on function public.seed_workflow_routes(uuid) is 'The reference routes, where a type has none yet. busy: ask again.';
+comment on function public.seed_workflow_routes(uuid) is
+  'The reference routes, where a type has none yet. busy: ask again.';
 
 select dispatcher.restrict_functions(array[
   'poll_workflow_runs', 'claim_workflow_run', 'heartbeat_workflow_run', 'report_workflow_usage',

@@ -1,16 +1,22 @@
--- Budgets of workflow runs: what was spent and what is reserved, who may still start, and what is told when it is too much.
+-- Budgets of workflow runs: what was spent and what is reserved, who may still start, and what is told when it is too
+-- much.
 -- Nothing here names a budget table outside a function body: a database that has lost them dispatches on, loudly.
 begin;
 set local lock_timeout = '3s';
 
-select dispatcher.ensure_type('evaluated_budget', 'id uuid, name text, scope text, scope_id text, period text, period_key text, '
-  'starts_at timestamp with time zone, ends_at timestamp with time zone, action text, fail_closed boolean, cap_usd numeric, '
-  'cap_tokens numeric, settled_usd numeric, settled_tokens numeric, reserved_usd numeric, reserved_tokens numeric, error text');
+select dispatcher.ensure_type('evaluated_budget',
+    'id uuid, name text, scope text, scope_id text, period text, period_key text, '
+  'starts_at timestamp with time zone, ends_at timestamp with time zone, action text, fail_closed boolean, cap_usd '
+  'numeric, '
+  'cap_tokens numeric, settled_usd numeric, settled_tokens numeric, reserved_usd numeric, reserved_tokens numeric, '
+  'error text');
 comment on type dispatcher.evaluated_budget is
-  'An active budget in its running period: what is settled in it and what active runs reserve. error: why it cannot be evaluated.';
+  'An active budget in its running period: what is settled in it and what active runs reserve. error: why it cannot '
+  'be evaluated.';
 
 create or replace function dispatcher.workflow_period(
-  p_period text, p_timezone text, p_now timestamptz, out period_key text, out starts_at timestamptz, out ends_at timestamptz
+  p_period text, p_timezone text, p_now timestamptz, out period_key text, out starts_at timestamptz,
+      out ends_at timestamptz
 )
 language plpgsql stable set search_path = ''
 as $$
@@ -38,7 +44,8 @@ begin
 end
 $$;
 comment on function dispatcher.workflow_period(text, text, timestamptz) is
-  'The period a moment falls into in a zone: its key (2026-11-30, 2026-W49, 2026-11), local start and end. Raises for an unknown zone.';
+  'The period a moment falls into in a zone: its key (2026-11-30, 2026-W49, 2026-11), local start and end. Raises for '
+  'an unknown zone.';
 
 create or replace function dispatcher.queued_types(p_tenant_id uuid) returns table (workflow_type text)
 language sql stable set search_path = ''
@@ -64,7 +71,8 @@ as $$
     union
     select queued.workflow_type from dispatcher.queued_types(p_tenant_id) as queued
     union
-    select workflow_type from public.workflow_runs where tenant_id = p_tenant_id and status in ('dispatched', 'claimed', 'running')
+    select workflow_type from public.workflow_runs where tenant_id = p_tenant_id
+        and status in ('dispatched', 'claimed', 'running')
   ), reported as (
     select types.workflow_type, average.usd, average.tokens
       from types
@@ -84,20 +92,26 @@ as $$
     from reported
 $$;
 comment on function dispatcher.workflow_estimates(uuid, numeric) is
-  'What a run of each type is expected to cost: {type: {usd, tokens}} as the mean of its last 20 reported runs; under "" what holds for a type without any (the setting, else the mean of the other types, else 0.10 USD).';
+  'What a run of each type is expected to cost: {type: {usd, tokens}} as the mean of its last 20 reported runs; under '
+  '"" what holds for a type without any (the setting, else the mean of the other types, else 0.10 USD).';
 
-create or replace function dispatcher.workflow_estimate(p_estimates jsonb, p_workflow_type text, p_what text) returns numeric
+create or replace function dispatcher.workflow_estimate(p_estimates jsonb, p_workflow_type text, p_what text)
+    returns numeric
 language sql immutable set search_path = ''
-as $$ select coalesce((p_estimates -> p_workflow_type ->> p_what)::numeric, (p_estimates -> '' ->> p_what)::numeric, 0) $$;
-comment on function dispatcher.workflow_estimate(jsonb, text, text) is 'The estimate (usd or tokens) for a type out of workflow_estimates.';
+as $$ select coalesce((p_estimates -> p_workflow_type ->> p_what)::numeric, (p_estimates -> '' ->> p_what)::numeric,
+    0) $$;
+comment on function dispatcher.workflow_estimate(jsonb, text, text) is
+  'The estimate (usd or tokens) for a type out of workflow_estimates.';
 
-create or replace function dispatcher.workflow_spend(p_tenant_id uuid, p_starts timestamptz[], p_estimates jsonb) returns table (
-  starts_at timestamptz, scope text, scope_id text, settled_usd numeric, settled_tokens numeric, reserved_usd numeric, reserved_tokens numeric
+create or replace function dispatcher.workflow_spend(p_tenant_id uuid, p_starts timestamptz[], p_estimates jsonb)
+    returns table (
+  starts_at timestamptz, scope text, scope_id text, settled_usd numeric, settled_tokens numeric, reserved_usd numeric,
+      reserved_tokens numeric
 )
 language sql stable set search_path = ''
 as $$
-  -- What is unknown, negative or NaN counts as its estimate. Unreported active runs belong to every running period: they will be
-  -- settled in it. A held one still is: what it reserves must be there when it goes on.
+  -- What is unknown, negative or NaN counts as its estimate. Unreported active runs belong to every running period:
+  -- they will be settled in it. A held one still is: what it reserves must be there when it goes on.
   with spent as (
     select period.starts_at, run.owner_agent_id as agent_id, run.workflow_type,
            -- Tokens are summed as integers where they are told: many times quicker than as numerics.
@@ -109,14 +123,16 @@ as $$
              + coalesce(sum(run.output_tokens) filter (where least(run.input_tokens, run.output_tokens) >= 0), 0)
              + coalesce(sum(coalesce(run.reserved_tokens, (p_estimates -> run.workflow_type ->> 'tokens')::numeric,
                                      (p_estimates -> '' ->> 'tokens')::numeric))
-                          filter (where (least(run.input_tokens, run.output_tokens) >= 0) is not true), 0) as settled_tokens,
+                          filter (where (least(run.input_tokens, run.output_tokens) >= 0) is not true),
+                              0) as settled_tokens,
            0::numeric as reserved_usd, 0::numeric as reserved_tokens
       from unnest(p_starts) as period (starts_at)
       join public.workflow_runs as run on run.tenant_id = p_tenant_id and run.accounted_at >= period.starts_at
      group by period.starts_at, run.owner_agent_id, run.workflow_type
     union all
     select period.starts_at, claim.agent_id, claim.workflow_type,
-           sum(coalesce(claim.cost_usd, (p_estimates -> claim.workflow_type ->> 'usd')::numeric, (p_estimates -> '' ->> 'usd')::numeric)),
+           sum(coalesce(claim.cost_usd, (p_estimates -> claim.workflow_type ->> 'usd')::numeric,
+               (p_estimates -> '' ->> 'usd')::numeric)),
            sum(coalesce(claim.tokens, (p_estimates -> claim.workflow_type ->> 'tokens')::numeric,
                         (p_estimates -> '' ->> 'tokens')::numeric)), 0, 0
       from unnest(p_starts) as period (starts_at)
@@ -124,18 +140,21 @@ as $$
      group by period.starts_at, claim.agent_id, claim.workflow_type
     union all
     select period.starts_at, run.owner_agent_id, run.workflow_type, 0, 0,
-           sum(coalesce(run.reserved_usd, (p_estimates -> run.workflow_type ->> 'usd')::numeric, (p_estimates -> '' ->> 'usd')::numeric)),
+           sum(coalesce(run.reserved_usd, (p_estimates -> run.workflow_type ->> 'usd')::numeric,
+               (p_estimates -> '' ->> 'usd')::numeric)),
            sum(coalesce(run.reserved_tokens, (p_estimates -> run.workflow_type ->> 'tokens')::numeric,
                         (p_estimates -> '' ->> 'tokens')::numeric))
       from unnest(p_starts) as period (starts_at)
       join public.workflow_runs as run on run.tenant_id = p_tenant_id and run.accounted_at is null
-       and (run.status in ('dispatched', 'claimed', 'running') or run.paused_from in ('dispatched', 'claimed', 'running'))
+       and (run.status in ('dispatched', 'claimed', 'running')
+       or run.paused_from in ('dispatched', 'claimed', 'running'))
      group by period.starts_at, run.owner_agent_id, run.workflow_type
   )
   select spent.starts_at,
          case when grouping(spent.agent_id) = 0 then 'agent' when grouping(profile.department_id) = 0 then 'department'
               when grouping(spent.workflow_type) = 0 then 'project' else 'fleet' end,
-         case when grouping(spent.agent_id) = 0 then spent.agent_id when grouping(profile.department_id) = 0 then profile.department_id
+         case when grouping(spent.agent_id) = 0 then spent.agent_id when grouping(profile.department_id) = 0
+             then profile.department_id
               when grouping(spent.workflow_type) = 0 then spent.workflow_type end,
          sum(spent.settled_usd), sum(spent.settled_tokens), sum(spent.reserved_usd), sum(spent.reserved_tokens)
     from spent
@@ -144,7 +163,8 @@ as $$
                            (spent.starts_at, spent.workflow_type), (spent.starts_at))
 $$;
 comment on function dispatcher.workflow_spend(uuid, timestamptz[], jsonb) is
-  'What every agent, department, project and the fleet have spent since each of the given moments, and what their unreported active runs reserve: one aggregate per period, whatever the number of budgets.';
+  'What every agent, department, project and the fleet have spent since each of the given moments, and what their '
+  'unreported active runs reserve: one aggregate per period, whatever the number of budgets.';
 
 create or replace function dispatcher.budget_periods(p_tenant_id uuid, p_now timestamptz) returns table (
   period text, timezone text, period_key text, starts_at timestamptz, ends_at timestamptz, error text
@@ -153,7 +173,8 @@ language plpgsql stable set search_path = ''
 as $$
 begin
   for period, timezone in
-    select distinct budget.period, budget.timezone from public.budgets as budget where budget.tenant_id = p_tenant_id and budget.active
+    select distinct budget.period, budget.timezone from public.budgets as budget where budget.tenant_id = p_tenant_id
+        and budget.active
   loop
     begin
       error := null;
@@ -171,33 +192,41 @@ $$;
 comment on function dispatcher.budget_periods(uuid, timestamptz) is
   'The running period of every kind the tenant''s active budgets have; for a zone that is none, the error.';
 
-create or replace function dispatcher.unspent_budgets(p_tenant_id uuid, p_action text, p_now timestamptz) returns dispatcher.evaluated_budget[]
+create or replace function dispatcher.unspent_budgets(p_tenant_id uuid, p_action text, p_now timestamptz)
+    returns dispatcher.evaluated_budget[]
 language sql stable set search_path = ''
 as $$
   select coalesce(array_agg(row(
-           budget.id, budget.name, budget.scope, budget.scope_id, budget.period, running.period_key, running.starts_at, running.ends_at,
+           budget.id, budget.name, budget.scope, budget.scope_id, budget.period, running.period_key, running.starts_at,
+               running.ends_at,
            budget.action_on_exceed, budget.fail_closed, budget.cap_usd, budget.cap_tokens, 0, 0, 0, 0, running.error
          )::dispatcher.evaluated_budget order by budget.scope, budget.scope_id, budget.period, budget.id), '{}')
     from public.budgets as budget
-    left join dispatcher.budget_periods(p_tenant_id, p_now) as running on running.period = budget.period and running.timezone = budget.timezone
+    left join dispatcher.budget_periods(p_tenant_id, p_now) as running on running.period = budget.period
+        and running.timezone = budget.timezone
    where budget.tenant_id = p_tenant_id and budget.active and (p_action is null or budget.action_on_exceed = p_action)
 $$;
 comment on function dispatcher.unspent_budgets(uuid, text, timestamptz) is
   'The tenant''s active budgets (of one action, or all) with their running periods, as if nothing were spent.';
 
-create or replace function dispatcher.with_spend(p_tenant_id uuid, p_budgets dispatcher.evaluated_budget[], p_estimates jsonb)
+create or replace function dispatcher.with_spend(p_tenant_id uuid, p_budgets dispatcher.evaluated_budget[],
+    p_estimates jsonb)
 returns dispatcher.evaluated_budget[]
 language sql stable set search_path = ''
 as $$
   select coalesce(array_agg(row(
-           budget.id, budget.name, budget.scope, budget.scope_id, budget.period, budget.period_key, budget.starts_at, budget.ends_at,
+           budget.id, budget.name, budget.scope, budget.scope_id, budget.period, budget.period_key, budget.starts_at,
+               budget.ends_at,
            budget.action, budget.fail_closed, budget.cap_usd, budget.cap_tokens, coalesce(spend.settled_usd, 0),
-           coalesce(spend.settled_tokens, 0), coalesce(spend.reserved_usd, 0), coalesce(spend.reserved_tokens, 0), budget.error
+           coalesce(spend.settled_tokens, 0), coalesce(spend.reserved_usd, 0), coalesce(spend.reserved_tokens, 0),
+               budget.error
          )::dispatcher.evaluated_budget order by budget.scope, budget.scope_id, budget.period, budget.id), '{}')
     from unnest(p_budgets) as budget
     left join dispatcher.workflow_spend(
-           p_tenant_id, array(select distinct one.starts_at from unnest(p_budgets) as one where one.starts_at is not null), p_estimates) as spend
-      on spend.starts_at = budget.starts_at and spend.scope = budget.scope and coalesce(spend.scope_id, '') = coalesce(budget.scope_id, '')
+           p_tenant_id, array(select distinct one.starts_at from unnest(p_budgets) as one
+               where one.starts_at is not null), p_estimates) as spend
+      on spend.starts_at = budget.starts_at and spend.scope = budget.scope
+          and coalesce(spend.scope_id, '') = coalesce(budget.scope_id, '')
 $$;
 comment on function dispatcher.with_spend(uuid, dispatcher.evaluated_budget[], jsonb) is
   'Budgets with what their periods have spent and reserved.';
@@ -227,9 +256,11 @@ begin
 end
 $$;
 comment on function dispatcher.evaluate_budgets(uuid, jsonb, text, timestamptz) is
-  'Every active budget (of one action, or all) with its period and spend; one aggregate per period, however many budgets there are and runs wait. A budget that cannot be evaluated carries its error.';
+  'Every active budget (of one action, or all) with its period and spend; one aggregate per period, however many '
+  'budgets there are and runs wait. A budget that cannot be evaluated carries its error.';
 
-create or replace function dispatcher.tight_budgets(p_budgets dispatcher.evaluated_budget[], p_estimates jsonb, p_runs integer)
+create or replace function dispatcher.tight_budgets(p_budgets dispatcher.evaluated_budget[], p_estimates jsonb,
+    p_runs integer)
 returns dispatcher.evaluated_budget[]
 language sql immutable set search_path = ''
 as $$
@@ -245,10 +276,12 @@ $$;
 comment on function dispatcher.tight_budgets(dispatcher.evaluated_budget[], jsonb, integer) is
   'The evaluated budgets that so many runs of the dearest kind could fill: no other can have a say in a pass.';
 
-create or replace function dispatcher.spent_of(p_budget dispatcher.evaluated_budget, p_with_reserved boolean) returns numeric
+create or replace function dispatcher.spent_of(p_budget dispatcher.evaluated_budget, p_with_reserved boolean)
+    returns numeric
 language sql immutable set search_path = ''
 as $$
-  select case when p_budget.cap_usd is not null then p_budget.settled_usd + case when p_with_reserved then p_budget.reserved_usd else 0 end
+  select case when p_budget.cap_usd is not null then p_budget.settled_usd + case when p_with_reserved
+      then p_budget.reserved_usd else 0 end
               else p_budget.settled_tokens + case when p_with_reserved then p_budget.reserved_tokens else 0 end end
 $$;
 comment on function dispatcher.spent_of(dispatcher.evaluated_budget, boolean) is
@@ -264,14 +297,16 @@ create or replace function dispatcher.is_in_budget_scope(
 ) returns boolean
 language sql immutable set search_path = ''
 as $$
-  select case p_scope when 'fleet' then true when 'agent' then p_scope_id = p_agent_id when 'department' then p_scope_id = p_department_id
+  select case p_scope when 'fleet' then true when 'agent' then p_scope_id = p_agent_id when 'department'
+      then p_scope_id = p_department_id
                       else p_scope_id = p_workflow_type end is true
 $$;
 comment on function dispatcher.is_in_budget_scope(text, text, text, text, text) is
   'The scope chain of a run: its agent, that agent''s department, its type as project, the fleet.';
 
 create or replace function dispatcher.budget_verdict(
-  p_budgets dispatcher.evaluated_budget[], p_agent_id text, p_department_id text, p_workflow_type text, p_usd numeric, p_tokens numeric,
+  p_budgets dispatcher.evaluated_budget[], p_agent_id text, p_department_id text, p_workflow_type text, p_usd numeric,
+      p_tokens numeric,
   out verdict text, out holders uuid[], out warned integer
 )
 language sql immutable set search_path = ''
@@ -280,14 +315,17 @@ as $$
     select b.id, b.action, b.error is not null as is_broken, b.fail_closed,
            case when b.cap_usd is not null then b.settled_usd else b.settled_tokens end as settled,
            case when b.cap_usd is not null then b.reserved_usd else b.reserved_tokens end as reserved,
-           case when b.cap_usd is not null then p_usd else p_tokens end as one_more, coalesce(b.cap_usd, b.cap_tokens) as cap
+           case when b.cap_usd is not null then p_usd else p_tokens end as one_more,
+               coalesce(b.cap_usd, b.cap_tokens) as cap
       from unnest(p_budgets) as b
-     where case b.scope when 'fleet' then true when 'agent' then b.scope_id = p_agent_id when 'department' then b.scope_id = p_department_id
+     where case b.scope when 'fleet' then true when 'agent' then b.scope_id = p_agent_id when 'department'
+         then b.scope_id = p_department_id
                         else b.scope_id = p_workflow_type end
   ), ranked as (
     select hit.id, case when is_broken then case when fail_closed then 2 else 0 end
                         when action = 'hard_stop' and settled >= cap then 3
-                        when action <> 'warn' and (settled + reserved >= cap or settled + reserved + one_more > cap) then 2
+                        when action <> 'warn' and (settled + reserved >= cap or settled + reserved + one_more > cap)
+                            then 2
                         when settled + reserved >= cap then 1 else 0 end as weight
       from hit
   )
@@ -297,16 +335,20 @@ as $$
     from ranked
 $$;
 comment on function dispatcher.budget_verdict(dispatcher.evaluated_budget[], text, text, text, numeric, numeric) is
-  'May one more run start that is expected to cost this much: ok, held (a pause, a hard stop whose rest is reserved, or a broken fail_closed budget), or stopped (a hard stop that is spent). The strictest budget wins; holders are all that say no.';
+  'May one more run start that is expected to cost this much: ok, held (a pause, a hard stop whose rest is reserved, '
+  'or a broken fail_closed budget), or stopped (a hard stop that is spent). The strictest budget wins; holders are '
+  'all that say no.';
 
 create or replace function dispatcher.reserve_in_budgets(
-  p_budgets dispatcher.evaluated_budget[], p_agent_id text, p_department_id text, p_workflow_type text, p_usd numeric, p_tokens numeric
+  p_budgets dispatcher.evaluated_budget[], p_agent_id text, p_department_id text, p_workflow_type text, p_usd numeric,
+      p_tokens numeric
 ) returns dispatcher.evaluated_budget[]
 language plpgsql immutable set search_path = ''
 as $$
 begin
   for v_place in 1 .. cardinality(p_budgets) loop
-    if dispatcher.is_in_budget_scope(p_budgets[v_place].scope, p_budgets[v_place].scope_id, p_agent_id, p_department_id, p_workflow_type) then
+    if dispatcher.is_in_budget_scope(p_budgets[v_place].scope, p_budgets[v_place].scope_id, p_agent_id,
+        p_department_id, p_workflow_type) then
       p_budgets[v_place].reserved_usd := p_budgets[v_place].reserved_usd + p_usd;
       p_budgets[v_place].reserved_tokens := p_budgets[v_place].reserved_tokens + p_tokens;
     end if;
@@ -321,16 +363,20 @@ create or replace function dispatcher.budget_frame(p_budget dispatcher.evaluated
 language sql stable set search_path = ''
 as $$
   select jsonb_build_object(
-    'id', concat_ws(':', p_budget.id, p_budget.period_key, p_kind), 'budget_id', p_budget.id, 'budget_name', p_budget.name,
-    'scope', p_budget.scope, 'scope_id', p_budget.scope_id, 'period', p_budget.period, 'period_key', p_budget.period_key,
+    'id', concat_ws(':', p_budget.id, p_budget.period_key, p_kind), 'budget_id', p_budget.id, 'budget_name',
+        p_budget.name,
+    'scope', p_budget.scope, 'scope_id', p_budget.scope_id, 'period', p_budget.period, 'period_key',
+        p_budget.period_key,
     'event_kind', p_kind, 'action', p_budget.action, 'spend_usd', p_budget.settled_usd + p_budget.reserved_usd,
-    'spend_tokens', trunc(p_budget.settled_tokens + p_budget.reserved_tokens), 'cap_usd', p_budget.cap_usd, 'cap_tokens', p_budget.cap_tokens,
+    'spend_tokens', trunc(p_budget.settled_tokens + p_budget.reserved_tokens), 'cap_usd', p_budget.cap_usd,
+        'cap_tokens', p_budget.cap_tokens,
     'message', format('Budget %s (%s) %s', p_budget.name, p_budget.period_key,
       case p_kind when 'recovered' then 'has recovered: a new period began' when 'warned' then 'is over its cap'
                   when 'paused' then 'holds new runs' else 'has stopped its runs' end),
     'timestamp', to_char(now() at time zone 'UTC', 'YYYY-MM-DD"T"HH24:MI:SS.MS"Z"'))
 $$;
-comment on function dispatcher.budget_frame(dispatcher.evaluated_budget, text) is 'What is broadcast of a budget event.';
+comment on function dispatcher.budget_frame(dispatcher.evaluated_budget, text) is
+  'What is broadcast of a budget event.';
 
 create or replace function dispatcher.broadcast_budget_event(p_tenant_id uuid, p_frame jsonb) returns void
 language plpgsql volatile security definer set search_path = ''
@@ -347,9 +393,11 @@ exception when others then
 end
 $$;
 comment on function dispatcher.broadcast_budget_event(uuid, jsonb) is
-  'Sends budget:breach to the private topic budgets (budgets:<tenant> for any but the default tenant). Never fails: the fault is noted.';
+  'Sends budget:breach to the private topic budgets (budgets:<tenant> for any but the default tenant). Never fails: '
+  'the fault is noted.';
 
-create or replace function dispatcher.add_stopped_runs(p_budget dispatcher.evaluated_budget, p_run_ids uuid[]) returns void
+create or replace function dispatcher.add_stopped_runs(p_budget dispatcher.evaluated_budget, p_run_ids uuid[])
+    returns void
 language sql volatile set search_path = ''
 as $$
   -- The ids of the first thousand, so that the row stays small however many passes add to it; the number of all.
@@ -365,7 +413,8 @@ as $$
                          and known.event_kind = 'hard_stopped' for update skip locked)
 $$;
 comment on function dispatcher.add_stopped_runs(dispatcher.evaluated_budget, uuid[]) is
-  'Adds runs that a hard stop has cancelled to its event of the period: cancelled_runs counts all, cancelled_run_ids has the first 1,000.';
+  'Adds runs that a hard stop has cancelled to its event of the period: cancelled_runs counts all, cancelled_run_ids '
+  'has the first 1,000.';
 
 create or replace function dispatcher.record_budget_event(
   p_tenant_id uuid, p_budget dispatcher.evaluated_budget, p_kind text, p_run_ids uuid[] default '{}'
@@ -378,7 +427,8 @@ begin
   if p_budget.period_key is null then
     return;
   end if;
-  if not exists (select from public.budget_events where budget_id = p_budget.id and period_key = p_budget.period_key and event_kind = p_kind) then
+  if not exists (select from public.budget_events where budget_id = p_budget.id and period_key = p_budget.period_key
+      and event_kind = p_kind) then
     -- Whoever holds the budget is not waited for: the next pass tells it.
     perform from public.budgets where id = p_budget.id for key share skip locked;
     if not found then
@@ -401,7 +451,8 @@ begin
 end
 $$;
 comment on function dispatcher.record_budget_event(uuid, dispatcher.evaluated_budget, text, uuid[]) is
-  'Writes a budget event once per budget, period and kind, and broadcasts it once unless it is a warning. Runs a hard stop has cancelled (p_run_ids) join its one event.';
+  'Writes a budget event once per budget, period and kind, and broadcasts it once unless it is a warning. Runs a hard '
+  'stop has cancelled (p_run_ids) join its one event.';
 
 create or replace function dispatcher.tell_budget_event(
   p_tenant_id uuid, p_budget dispatcher.evaluated_budget, p_kind text, p_run_ids uuid[] default '{}'
@@ -418,9 +469,11 @@ exception when others then
 end
 $$;
 comment on function dispatcher.tell_budget_event(uuid, dispatcher.evaluated_budget, text, uuid[]) is
-  'Records an event of a budget; the error when it cannot be, because a budget does its work whether or not that can be written down.';
+  'Records an event of a budget; the error when it cannot be, because a budget does its work whether or not that can '
+  'be written down.';
 
-create or replace function dispatcher.tell_budget_recoveries(p_tenant_id uuid, p_budgets dispatcher.evaluated_budget[]) returns text
+create or replace function dispatcher.tell_budget_recoveries(p_tenant_id uuid, p_budgets dispatcher.evaluated_budget[])
+    returns text
 language plpgsql volatile set search_path = ''
 as $$
 declare
@@ -429,7 +482,8 @@ begin
   select max(dispatcher.tell_budget_event(p_tenant_id, row(b.*)::dispatcher.evaluated_budget, 'recovered')) into v_error
     from unnest(p_budgets) as b
     cross join lateral (
-      select max(event.id) filter (where event.event_kind <> 'recovered' and event.period_key <> b.period_key) as breach,
+      select max(event.id) filter (where event.event_kind <> 'recovered'
+          and event.period_key <> b.period_key) as breach,
              max(event.id) filter (where event.event_kind = 'recovered') as recovery
         from public.budget_events as event where event.budget_id = b.id) as history
    where b.period_key is not null and history.breach > coalesce(history.recovery, 0);
@@ -440,9 +494,11 @@ exception when others then
 end
 $$;
 comment on function dispatcher.tell_budget_recoveries(uuid, dispatcher.evaluated_budget[]) is
-  'The first evaluation in a new period writes recovered for every budget that had a breach in an earlier one since its last recovery. Answers an error, if one could not be written.';
+  'The first evaluation in a new period writes recovered for every budget that had a breach in an earlier one since '
+  'its last recovery. Answers an error, if one could not be written.';
 
-create or replace function dispatcher.tell_full_budgets(p_tenant_id uuid, p_budgets dispatcher.evaluated_budget[], p_holders uuid[])
+create or replace function dispatcher.tell_full_budgets(p_tenant_id uuid, p_budgets dispatcher.evaluated_budget[],
+    p_holders uuid[])
 returns text
 language sql volatile set search_path = ''
 as $$
@@ -450,11 +506,14 @@ as $$
                                           case b.action when 'warn' then 'warned' else 'paused' end))
     from unnest(p_budgets) as b
    where b.error is null
-     and case b.action when 'hard_stop' then b.id = any (p_holders) and dispatcher.spent_of(b, false) < dispatcher.cap_of(b)
-                       else dispatcher.spent_of(b, true) >= dispatcher.cap_of(b) or (b.action <> 'warn' and b.id = any (p_holders)) end
+     and case b.action when 'hard_stop' then b.id = any (p_holders)
+     and dispatcher.spent_of(b, false) < dispatcher.cap_of(b)
+                       else dispatcher.spent_of(b, true) >= dispatcher.cap_of(b)
+                           or (b.action <> 'warn' and b.id = any (p_holders)) end
 $$;
 comment on function dispatcher.tell_full_budgets(uuid, dispatcher.evaluated_budget[], uuid[]) is
-  'One warned or paused event per period for budgets that are full, and for those that hold runs (p_holders) because their rest is too small: also a hard stop that is not spent yet. Answers an error, if one could not be written.';
+  'One warned or paused event per period for budgets that are full, and for those that hold runs (p_holders) because '
+  'their rest is too small: also a hard stop that is not spent yet. Answers an error, if one could not be written.';
 
 create or replace function dispatcher.is_timezone(p_timezone text) returns boolean
 language plpgsql stable set search_path = ''
@@ -470,45 +529,58 @@ $$;
 comment on function dispatcher.is_timezone(text) is 'Whether the database knows a zone of this name.';
 
 create or replace function dispatcher.faults_of_budget(
-  p_tenant_id uuid, p_name text, p_scope text, p_scope_id text, p_period text, p_cap_usd numeric, p_cap_tokens bigint, p_action text,
+  p_tenant_id uuid, p_name text, p_scope text, p_scope_id text, p_period text, p_cap_usd numeric, p_cap_tokens bigint,
+      p_action text,
   p_timezone text
 ) returns text[]
 language sql stable set search_path = ''
 as $$
   select dispatcher.faults_of_tenant(p_tenant_id) || dispatcher.faults_of_text('name', p_name, 300, true)
-      || case when p_scope in ('agent', 'department', 'project', 'fleet') then '{}' else array['scope: none of agent, department, project, fleet'] end
-      || case when (p_scope = 'fleet') <> (coalesce(p_scope_id, '') = '') then array['scope_id: needed for every scope but fleet, and only there']
+      || case when p_scope in ('agent', 'department', 'project', 'fleet') then '{}'
+          else array['scope: none of agent, department, project, fleet'] end
+      || case when (p_scope = 'fleet') <> (coalesce(p_scope_id, '') = '')
+          then array['scope_id: needed for every scope but fleet, and only there']
               else dispatcher.faults_of_text('scope_id', p_scope_id, 200, false) end
-      || case when p_period in ('daily', 'weekly', 'monthly') then '{}' else array['period: none of daily, weekly, monthly'] end
-      || case when num_nonnulls(p_cap_usd, p_cap_tokens) = 1 then '{}' else array['cap: exactly one of cap_usd and cap_tokens'] end
-      || case when p_cap_usd < 0 or p_cap_usd = 'NaN' or p_cap_usd >= 99999999.9999995 then array['cap_usd: outside 0 to 99999999'] else '{}' end
+      || case when p_period in ('daily', 'weekly', 'monthly') then '{}'
+          else array['period: none of daily, weekly, monthly'] end
+      || case when num_nonnulls(p_cap_usd, p_cap_tokens) = 1 then '{}'
+          else array['cap: exactly one of cap_usd and cap_tokens'] end
+      || case when p_cap_usd < 0 or p_cap_usd = 'NaN' or p_cap_usd >= 99999999.9999995
+          then array['cap_usd: outside 0 to 99999999'] else '{}' end
       || case when p_cap_tokens < 0 then array['cap_tokens: below 0'] else '{}' end
-      || case when p_action in ('warn', 'pause_new_runs', 'hard_stop') then '{}' else array['action: none of warn, pause_new_runs, hard_stop'] end
-      || case when dispatcher.is_timezone(coalesce(p_timezone, 'UTC')) then '{}' else array['timezone: not a known zone'] end
+      || case when p_action in ('warn', 'pause_new_runs', 'hard_stop') then '{}'
+          else array['action: none of warn, pause_new_runs, hard_stop'] end
+      || case when dispatcher.is_timezone(coalesce(p_timezone, 'UTC')) then '{}'
+          else array['timezone: not a known zone'] end
 $$;
 comment on function dispatcher.faults_of_budget(uuid, text, text, text, text, numeric, bigint, text, text) is
   'What is wrong with a budget that is to be set; empty when nothing is.';
 
-create or replace function dispatcher.lock_budget(p_tenant_id uuid, p_scope text, p_scope_id text, p_period text, p_budget_id uuid) returns uuid
+create or replace function dispatcher.lock_budget(p_tenant_id uuid, p_scope text, p_scope_id text, p_period text,
+    p_budget_id uuid) returns uuid
 language sql volatile set search_path = ''
 as $$
   select id from public.budgets
    where tenant_id = p_tenant_id
      and case when p_budget_id is not null then id = p_budget_id
-              else active and scope = p_scope and coalesce(scope_id, '') = coalesce(p_scope_id, '') and period = p_period end
+              else active and scope = p_scope and coalesce(scope_id, '') = coalesce(p_scope_id, '')
+                  and period = p_period end
      for no key update
 $$;
 comment on function dispatcher.lock_budget(uuid, text, text, text, uuid) is
-  'Locks the budget p_budget_id, or the active one of a scope and period; NULL when there is none. Waits for at most lock_timeout.';
+  'Locks the budget p_budget_id, or the active one of a scope and period; NULL when there is none. Waits for at most '
+  'lock_timeout.';
 
 create or replace function public.set_budget(
-  p_tenant_id uuid, p_name text, p_scope text, p_scope_id text, p_period text, p_cap_usd numeric, p_cap_tokens bigint, p_action text,
+  p_tenant_id uuid, p_name text, p_scope text, p_scope_id text, p_period text, p_cap_usd numeric, p_cap_tokens bigint,
+      p_action text,
   p_timezone text default 'UTC', p_fail_closed boolean default false, p_budget_id uuid default null
 ) returns jsonb
 language plpgsql volatile set search_path = '' set lock_timeout = '3s'
 as $$
 declare
-  v_faults constant text[] := dispatcher.faults_of_budget(p_tenant_id, p_name, p_scope, p_scope_id, p_period, p_cap_usd, p_cap_tokens,
+  v_faults constant text[] := dispatcher.faults_of_budget(p_tenant_id, p_name, p_scope, p_scope_id, p_period,
+      p_cap_usd, p_cap_tokens,
                                                           p_action, p_timezone);
   v_budget public.budgets;
 begin
@@ -521,36 +593,46 @@ begin
   end if;
   insert into public.budgets as budget (
     id, tenant_id, name, scope, scope_id, period, timezone, cap_usd, cap_tokens, action_on_exceed, fail_closed)
-  values (coalesce(v_budget.id, gen_random_uuid()), p_tenant_id, btrim(p_name), p_scope, nullif(p_scope_id, ''), p_period,
+  values (coalesce(v_budget.id, gen_random_uuid()), p_tenant_id, btrim(p_name), p_scope, nullif(p_scope_id, ''),
+      p_period,
           coalesce(p_timezone, 'UTC'), p_cap_usd, p_cap_tokens, p_action, coalesce(p_fail_closed, false))
   on conflict (id) do update
-     set name = excluded.name, scope = excluded.scope, scope_id = excluded.scope_id, period = excluded.period, timezone = excluded.timezone,
+     set name = excluded.name, scope = excluded.scope, scope_id = excluded.scope_id, period = excluded.period,
+         timezone = excluded.timezone,
          cap_usd = excluded.cap_usd, cap_tokens = excluded.cap_tokens, action_on_exceed = excluded.action_on_exceed,
          fail_closed = excluded.fail_closed, active = true, updated_at = now()
   returning * into v_budget;
   return jsonb_build_object('applied', true, 'code', 'ok', 'budget', to_jsonb(v_budget) - 'tenant_id');
 exception when unique_violation then
-  return jsonb_build_object('applied', false, 'code', 'exists', 'faults', jsonb_build_array('another active budget has this scope and period'));
+  return jsonb_build_object('applied', false, 'code', 'exists', 'faults',
+      jsonb_build_array('another active budget has this scope and period'));
 when lock_not_available then
   return jsonb_build_object('applied', false, 'code', 'busy', 'budget_id', p_budget_id);
 end
 $$;
 comment on function public.set_budget(uuid, text, text, text, text, numeric, bigint, text, text, boolean, uuid) is
-  'Makes the active budget of a scope and period what is given (or the budget p_budget_id). Answers {applied, code: ok | invalid | exists | not_found | busy, budget | faults}, every fault named; busy: another session holds the budget, ask again.';
+  'Makes the active budget of a scope and period what is given (or the budget p_budget_id). Answers {applied, code: '
+  'ok | invalid | exists | not_found | busy, budget | faults}, every fault named; busy: another session holds the '
+  'budget, ask again.';
 
-create or replace function dispatcher.budgets_named(p_tenant_id uuid, p_budget text, out active jsonb, out is_known boolean)
+create or replace function dispatcher.budgets_named(p_tenant_id uuid, p_budget text, out active jsonb,
+    out is_known boolean)
 language sql stable set search_path = ''
 as $$
   with named as (
-    select budget.* from public.budgets as budget where budget.tenant_id = p_tenant_id and p_budget in (budget.id::text, budget.name)
+    select budget.* from public.budgets as budget where budget.tenant_id = p_tenant_id
+        and p_budget in (budget.id::text, budget.name)
   )
-  select coalesce(jsonb_agg(jsonb_build_object('id', named.id, 'name', named.name, 'scope', named.scope, 'scope_id', named.scope_id,
+  select coalesce(jsonb_agg(jsonb_build_object('id', named.id, 'name', named.name, 'scope', named.scope, 'scope_id',
+      named.scope_id,
                                                'period', named.period)
                             order by named.created_at, named.id) filter (where named.active), '[]'), count(*) > 0
     from named
-   where named.id::text = p_budget or not exists (select from named as same where same.id::text = p_budget)  -- what is an id is no name
+   -- what is an id is no name
+   where named.id::text = p_budget or not exists (select from named as same where same.id::text = p_budget)
 $$;
-comment on function dispatcher.budgets_named(uuid, text) is 'The active budgets of an id or name, and whether there are any at all.';
+comment on function dispatcher.budgets_named(uuid, text) is
+  'The active budgets of an id or name, and whether there are any at all.';
 
 create or replace function public.deactivate_budget(p_tenant_id uuid, p_budget text) returns jsonb
 language plpgsql volatile set search_path = '' set lock_timeout = '3s'
@@ -564,26 +646,31 @@ begin
   update public.budgets set active = false, updated_at = now()
    where tenant_id = p_tenant_id and id = (v_named.active -> 0 ->> 'id')::uuid and active;
   return jsonb_build_object('applied', v_named.is_known, 'budget', p_budget, 'budgets', v_named.active,
-                            'code', case when found then 'ok' when v_named.is_known then 'already' else 'not_found' end);
+                            'code', case when found then 'ok' when v_named.is_known then 'already'
+                                else 'not_found' end);
 exception when lock_not_available then
   return jsonb_build_object('applied', false, 'code', 'busy', 'budget', p_budget, 'budgets', jsonb_build_array());
 end
 $$;
 comment on function public.deactivate_budget(uuid, text) is
-  'Ends the one active budget of an id or name: what it held goes out with the next tick. Answers {applied, code: ok | already | ambiguous | not_found | busy, budget, budgets}; budgets: what was ended, or the several of that name.';
+  'Ends the one active budget of an id or name: what it held goes out with the next tick. Answers {applied, code: ok '
+  '| already | ambiguous | not_found | busy, budget, budgets}; budgets: what was ended, or the several of that name.';
 
 create or replace function public.list_budgets(p_tenant_id uuid, p_default_usd numeric default null) returns jsonb
 language sql stable set search_path = ''
 as $$
   select jsonb_build_object('code', 'ok', 'budgets', coalesce(jsonb_agg(
            dispatcher.shown_row(to_jsonb(budget) - 'tenant_id') || coalesce(dispatcher.shown_row(to_jsonb(evaluated))
-              - array['id', 'name', 'scope', 'scope_id', 'period', 'action', 'fail_closed', 'cap_usd', 'cap_tokens'], '{}')
+              - array['id', 'name', 'scope', 'scope_id', 'period', 'action', 'fail_closed', 'cap_usd', 'cap_tokens'],
+                  '{}')
            || jsonb_build_object('events', (select coalesce(jsonb_agg(event.event_kind order by event.id), '[]')
                                               from public.budget_events as event
-                                             where event.budget_id = budget.id and event.period_key = evaluated.period_key))
+                                             where event.budget_id = budget.id
+                                               and event.period_key = evaluated.period_key))
            order by budget.active desc, budget.scope, budget.scope_id, budget.period, budget.created_at), '[]'))
     from public.budgets as budget
-    left join unnest(dispatcher.evaluate_budgets(p_tenant_id, dispatcher.workflow_estimates(p_tenant_id, p_default_usd))) as evaluated
+    left join unnest(dispatcher.evaluate_budgets(p_tenant_id,
+        dispatcher.workflow_estimates(p_tenant_id, p_default_usd))) as evaluated
       on evaluated.id = budget.id
    where budget.tenant_id = p_tenant_id
 $$;
@@ -594,12 +681,16 @@ create or replace function public.budget_ledger(p_tenant_id uuid, p_limit intege
 language sql stable set search_path = ''
 as $$
   select jsonb_build_object('code', 'ok', 'events', coalesce(jsonb_agg(jsonb_build_object(
-           'at', event.created_at, 'budget_id', event.budget_id, 'budget', budget.name, 'scope', budget.scope, 'scope_id', budget.scope_id,
-           'period_key', event.period_key, 'event_kind', event.event_kind, 'detail', event.detail) order by event.id desc), '[]'))
-    from (select * from public.budget_events where tenant_id = p_tenant_id order by id desc limit least(greatest(p_limit, 1), 1000)) as event
+           'at', event.created_at, 'budget_id', event.budget_id, 'budget', budget.name, 'scope', budget.scope,
+               'scope_id', budget.scope_id,
+           'period_key', event.period_key, 'event_kind', event.event_kind, 'detail', event.detail)
+               order by event.id desc), '[]'))
+    from (select * from public.budget_events where tenant_id = p_tenant_id order by id desc
+        limit least(greatest(p_limit, 1), 1000)) as event
     join public.budgets as budget on budget.id = event.budget_id
 $$;
-comment on function public.budget_ledger(uuid, integer) is 'The latest budget events, newest first, with their budgets.';
+comment on function public.budget_ledger(uuid, integer) is
+  'The latest budget events, newest first, with their budgets.';
 
 do $$
 begin
@@ -608,7 +699,8 @@ begin
     execute 'drop policy if exists dispatcher_budget_topic on realtime.messages';
     execute $policy$
       create policy dispatcher_budget_topic on realtime.messages for select to authenticated
-      using (realtime.topic() = case public.current_tenant_id() when '00000000-0000-0000-0000-000000000000' then 'budgets'
+      using (realtime.topic() = case public.current_tenant_id() when '00000000-0000-0000-0000-000000000000'
+          then 'budgets'
                                                                 else 'budgets:' || public.current_tenant_id()::text end)
     $policy$;
   end if;

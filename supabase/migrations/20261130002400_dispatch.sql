@@ -1,21 +1,27 @@
--- The tick: what moves runs without being asked by their agents. Each phase is a call, and so a transaction, of its own: at most 500
--- runs (a batch, where runs are handed out), `again` when there is more, and what it raises costs no other phase. Phases that
--- count slots or money go one at a time per tenant: an advisory lock that is tried, never waited for. Locks are taken in this order:
--- tenant and gateways (shared), routes, runs, claims and notifications; only the first is waited for, and that for at most two seconds.
+-- The tick: what moves runs without being asked by their agents. Each phase is a call, and so a transaction, of its
+-- own: at most 500 runs (a batch, where runs are handed out), `again` when there is more, and what it raises costs no
+-- other phase. Phases that count slots or money go one at a time per tenant: an advisory lock that is tried, never
+-- waited for. Locks are taken in this order: tenant and gateways (shared), routes, runs, claims and notifications; only
+-- the first is waited for, and that for at most two seconds.
 begin;
 set local lock_timeout = '3s';
 
-select dispatcher.ensure_type('waiting_group', 'workflow_type text, pinned_agent_id text, agent_id text, department_id text, '
-  'gateway_id uuid, is_open boolean, due bigint, oldest timestamp with time zone, priorities integer[], route_priority integer, slots bigint, '
+select dispatcher.ensure_type('waiting_group',
+    'workflow_type text, pinned_agent_id text, agent_id text, department_id text, '
+  'gateway_id uuid, is_open boolean, due bigint, oldest timestamp with time zone, priorities integer[], route_priority '
+  'integer, slots bigint, '
   'usd numeric, tokens numeric, verdict text, holders uuid[]');
 comment on type dispatcher.waiting_group is
-  'Queued runs that are due, of one type and agent: equal before slots and budgets. is_open: it has an agent, and its route is not disabled.';
+  'Queued runs that are due, of one type and agent: equal before slots and budgets. is_open: it has an agent, and its '
+  'route is not disabled.';
 
-select dispatcher.ensure_type('tick', 'instance_id uuid, tenant_id uuid, gateway_id uuid, settings public.dispatcher_settings');
+select dispatcher.ensure_type('tick',
+    'instance_id uuid, tenant_id uuid, gateway_id uuid, settings public.dispatcher_settings');
 comment on type dispatcher.tick is 'For whom a phase runs, with which settings.';
 
 select dispatcher.ensure_type('run_choice', 'run_id uuid, agent_id text, gateway_id uuid, usd numeric, tokens numeric');
-comment on type dispatcher.run_choice is 'A run that goes out: to which agent of which gateway, and what is reserved for it.';
+comment on type dispatcher.run_choice is
+  'A run that goes out: to which agent of which gateway, and what is reserved for it.';
 
 create or replace function dispatcher.workflow_age_points(p_queued_at timestamptz, p_now timestamptz) returns integer
 language sql immutable set search_path = ''
@@ -24,13 +30,16 @@ as $$
               else least(1000000, floor(power(extract(epoch from p_now - p_queued_at) / 600, 2)))::integer end
 $$;
 comment on function dispatcher.workflow_age_points(timestamptz, timestamptz) is
-  'How much waiting adds to the priority of a run, and to its route''s: the square of every ten minutes, so 1 after 10 minutes, 36 after an hour, 20736 after a day. Nothing starves.';
+  'How much waiting adds to the priority of a run, and to its route''s: the square of every ten minutes, so 1 after '
+  '10 minutes, 36 after an hour, 20736 after a day. Nothing starves.';
 
 create or replace function dispatcher.gateway_of_workflow_agent(p_tenant_id uuid, p_agent_id text) returns uuid
 language sql stable set search_path = ''
 as $$
-  select coalesce((select agent.gateway_id from public.agents as agent where agent.tenant_id = p_tenant_id and agent.slug = p_agent_id),
-                  (select (array_agg(gateway.id))[1] from public.gateways as gateway where gateway.tenant_id = p_tenant_id having count(*) = 1))
+  select coalesce((select agent.gateway_id from public.agents as agent where agent.tenant_id = p_tenant_id
+      and agent.slug = p_agent_id),
+                  (select (array_agg(gateway.id))[1] from public.gateways as gateway
+                      where gateway.tenant_id = p_tenant_id having count(*) = 1))
 $$;
 comment on function dispatcher.gateway_of_workflow_agent(uuid, text) is
   'The gateway of an agent by slug; the tenant''s only gateway for an agent without a row; else NULL.';
@@ -41,10 +50,12 @@ as $$
 declare
   v_instance constant public.dispatcher_instances := dispatcher.running_instance(p_instance_id);
 begin
-  return row(v_instance.id, v_instance.tenant_id, v_instance.gateway_id, dispatcher.settings_of_instance(p_instance_id))::dispatcher.tick;
+  return row(v_instance.id, v_instance.tenant_id, v_instance.gateway_id,
+      dispatcher.settings_of_instance(p_instance_id))::dispatcher.tick;
 end
 $$;
-comment on function dispatcher.tick_of(uuid) is 'Who ticks, with which settings; locks nothing. Raises OD001 for an unknown instance.';
+comment on function dispatcher.tick_of(uuid) is
+  'Who ticks, with which settings; locks nothing. Raises OD001 for an unknown instance.';
 
 create or replace function dispatcher.has_the_pass(p_tick dispatcher.tick) returns boolean
 language plpgsql volatile set search_path = ''
@@ -61,10 +72,12 @@ comment on function dispatcher.has_the_pass(dispatcher.tick) is
 create or replace function dispatcher.held_gateways(p_tick dispatcher.tick) returns uuid[]
 language sql volatile set search_path = ''
 as $$
-  select array(select gateway.id from public.gateways as gateway where gateway.tenant_id = p_tick.tenant_id for key share skip locked)
+  select array(select gateway.id from public.gateways as gateway
+      where gateway.tenant_id = p_tick.tenant_id for key share skip locked)
 $$;
 comment on function dispatcher.held_gateways(dispatcher.tick) is
-  'The gateways of the tenant that nobody changes at this moment, held against it: agents of the others wait for the next pass.';
+  'The gateways of the tenant that nobody changes at this moment, held against it: agents of the others wait for the '
+  'next pass.';
 
 create or replace function dispatcher.lock_routes(p_tick dispatcher.tick) returns text[]
 language sql volatile set search_path = ''
@@ -77,7 +90,8 @@ comment on function dispatcher.lock_routes(dispatcher.tick) is
 
 create or replace function dispatcher.row_error(p_phase text, p_run_id uuid, p_error text, p_code text) returns jsonb
 language sql immutable set search_path = ''
-as $$ select jsonb_build_array(jsonb_build_object('phase', p_phase, 'run_id', p_run_id, 'error', left(p_error, 500), 'error_code', p_code)) $$;
+as $$ select jsonb_build_array(jsonb_build_object('phase', p_phase, 'run_id', p_run_id, 'error', left(p_error, 500),
+    'error_code', p_code)) $$;
 comment on function dispatcher.row_error(text, uuid, text, text) is 'What a run of a phase raised, as a list of one.';
 
 create or replace function dispatcher.owe_notifications(p_runs dispatcher.run_choice[]) returns void
@@ -105,13 +119,15 @@ begin
   update public.workflow_runs as run
      set status = 'dispatched', owner_agent_id = chosen.agent_id, dispatched_at = now(),
          dispatch_attempts = least(run.dispatch_attempts, 2147483646) + 1, reserved_usd = chosen.usd,
-         reserved_tokens = least(chosen.tokens, 1e18), next_attempt_at = null, blocker_type = null, blocker_description = null
+         reserved_tokens = least(chosen.tokens, 1e18), next_attempt_at = null, blocker_type = null,
+             blocker_description = null
     from unnest(p_runs) as chosen where run.id = chosen.run_id;
   perform dispatcher.owe_notifications(p_runs);
 end
 $$;
 comment on function dispatcher.dispatch_runs(dispatcher.run_choice[]) is
-  'Hands runs, which the caller has locked, to their agents: with their reservations, and the notifications that are owed for them.';
+  'Hands runs, which the caller has locked, to their agents: with their reservations, and the notifications that are '
+  'owed for them.';
 
 create or replace function dispatcher.try_dispatch(p_run dispatcher.run_choice) returns jsonb
 language plpgsql volatile set search_path = ''
@@ -124,21 +140,25 @@ exception when others then
   return dispatcher.row_error('dispatched', p_run.run_id, sqlerrm, sqlstate);
 end
 $$;
-comment on function dispatcher.try_dispatch(dispatcher.run_choice) is 'Hands out one run; what that raises, as a list of errors.';
+comment on function dispatcher.try_dispatch(dispatcher.run_choice) is
+  'Hands out one run; what that raises, as a list of errors.';
 
 create or replace function dispatcher.due_queue(p_tenant_id uuid) returns table (
   workflow_type text, pinned_agent_id text, due bigint, oldest timestamptz, priorities integer[]
 )
 language sql stable set search_path = ''
 as $$
-  select level.workflow_type, level.pinned_agent_id, sum(level.due)::bigint, min(level.oldest), array_agg(level.priority)
+  select level.workflow_type, level.pinned_agent_id, sum(level.due)::bigint, min(level.oldest),
+      array_agg(level.priority)
     from (select run.workflow_type, run.pinned_agent_id, run.priority, count(*) as due, min(run.queued_at) as oldest
             from public.workflow_runs as run
-           where run.tenant_id = p_tenant_id and run.status = 'queued' and (run.next_attempt_at is null or run.next_attempt_at <= now())
+           where run.tenant_id = p_tenant_id and run.status = 'queued'
+             and (run.next_attempt_at is null or run.next_attempt_at <= now())
            group by run.workflow_type, run.pinned_agent_id, run.priority) as level
    group by level.workflow_type, level.pinned_agent_id
 $$;
-comment on function dispatcher.due_queue(uuid) is 'What is queued and due, by type and pin: how many, since when, of which priorities.';
+comment on function dispatcher.due_queue(uuid) is
+  'What is queued and due, by type and pin: how many, since when, of which priorities.';
 
 create or replace function dispatcher.active_runs(p_tenant_id uuid) returns table (workflow_type text, number bigint)
 language sql stable set search_path = ''
@@ -151,36 +171,46 @@ as $$
 $$;
 comment on function dispatcher.active_runs(uuid) is 'How many slots of each type are taken.';
 
-create or replace function dispatcher.waiting_groups(p_tenant_id uuid, p_estimates jsonb, p_budgets dispatcher.evaluated_budget[])
+create or replace function dispatcher.waiting_groups(p_tenant_id uuid, p_estimates jsonb,
+    p_budgets dispatcher.evaluated_budget[])
 returns dispatcher.waiting_group[]
 language sql stable set search_path = ''
 as $$
   select coalesce(array_agg(row(
-           waiting.workflow_type, waiting.pinned_agent_id, waiting.agent_id, waiting.department_id, waiting.gateway_id, waiting.is_open,
-           waiting.due, waiting.oldest, waiting.priorities, waiting.route_priority, waiting.slots, waiting.usd, waiting.tokens,
+           waiting.workflow_type, waiting.pinned_agent_id, waiting.agent_id, waiting.department_id, waiting.gateway_id,
+               waiting.is_open,
+           waiting.due, waiting.oldest, waiting.priorities, waiting.route_priority, waiting.slots, waiting.usd,
+               waiting.tokens,
            gate.verdict, gate.holders)::dispatcher.waiting_group), '{}')
     from (
       select queued.*, coalesce(queued.pinned_agent_id, route.agent_id) as agent_id, profile.department_id,
              case when agent.id is not null then agent.gateway_id else only_one.gateway_id end as gateway_id,
-             coalesce(queued.pinned_agent_id, route.agent_id) is not null and coalesce(route.max_concurrent, 1) > 0 as is_open,
-             coalesce(route.priority, 0) as route_priority, coalesce(route.max_concurrent, 1) - coalesce(active.number, 0) as slots,
+             coalesce(queued.pinned_agent_id, route.agent_id) is not null
+                 and coalesce(route.max_concurrent, 1) > 0 as is_open,
+             coalesce(route.priority, 0) as route_priority,
+                 coalesce(route.max_concurrent, 1) - coalesce(active.number, 0) as slots,
              dispatcher.workflow_estimate(p_estimates, queued.workflow_type, 'usd') as usd,
              dispatcher.workflow_estimate(p_estimates, queued.workflow_type, 'tokens') as tokens
         from dispatcher.due_queue(p_tenant_id) as queued
-        left join public.workflow_agent_routing as route on route.tenant_id = p_tenant_id and route.workflow_type = queued.workflow_type
+        left join public.workflow_agent_routing as route on route.tenant_id = p_tenant_id
+            and route.workflow_type = queued.workflow_type
         left join public.agent_profiles as profile
           on profile.tenant_id = p_tenant_id and profile.agent_id = coalesce(queued.pinned_agent_id, route.agent_id)
-        left join public.agents as agent on agent.tenant_id = p_tenant_id and agent.slug = coalesce(queued.pinned_agent_id, route.agent_id)
+        left join public.agents as agent on agent.tenant_id = p_tenant_id
+            and agent.slug = coalesce(queued.pinned_agent_id, route.agent_id)
         cross join (select case when count(*) = 1 then (array_agg(id))[1] end as gateway_id
                       from public.gateways where tenant_id = p_tenant_id) as only_one
-        left join dispatcher.active_runs(p_tenant_id) as active on active.workflow_type = queued.workflow_type) as waiting
+        left join dispatcher.active_runs(p_tenant_id) as active
+          on active.workflow_type = queued.workflow_type) as waiting
     cross join lateral dispatcher.budget_verdict(
       p_budgets, waiting.agent_id, waiting.department_id, waiting.workflow_type, waiting.usd, waiting.tokens) as gate
 $$;
 comment on function dispatcher.waiting_groups(uuid, jsonb, dispatcher.evaluated_budget[]) is
-  'The due queue by type and agent, each group with its free slots, its estimate and its budgets'' verdict: all runs of a group are equal before both.';
+  'The due queue by type and agent, each group with its free slots, its estimate and its budgets'' verdict: all runs '
+  'of a group are equal before both.';
 
-create or replace function dispatcher.unheld_groups(p_groups dispatcher.waiting_group[], p_tenant_id uuid, p_types text[], p_gateways uuid[])
+create or replace function dispatcher.unheld_groups(p_groups dispatcher.waiting_group[], p_tenant_id uuid,
+    p_types text[], p_gateways uuid[])
 returns dispatcher.waiting_group[]
 language sql stable set search_path = ''
 as $$
@@ -193,8 +223,10 @@ $$;
 comment on function dispatcher.unheld_groups(dispatcher.waiting_group[], uuid, text[], uuid[]) is
   'The groups of which nobody else holds the route or the gateway.';
 
-create or replace function dispatcher.run_candidates(p_tenant_id uuid, p_groups dispatcher.waiting_group[], p_batch integer) returns table (
-  run_id uuid, workflow_type text, agent_id text, department_id text, gateway_id uuid, slots bigint, usd numeric, tokens numeric
+create or replace function dispatcher.run_candidates(p_tenant_id uuid, p_groups dispatcher.waiting_group[],
+    p_batch integer) returns table (
+  run_id uuid, workflow_type text, agent_id text, department_id text, gateway_id uuid, slots bigint, usd numeric,
+      tokens numeric
 )
 language sql stable set search_path = ''
 as $$
@@ -204,20 +236,25 @@ as $$
     -- Of one priority the oldest goes first whatever waiting adds, so the oldest few of each are all that can go out.
     cross join lateral (
       select run.id, run.priority, run.queued_at from public.workflow_runs as run
-       where run.tenant_id = p_tenant_id and run.workflow_type = g.workflow_type and run.priority = level.priority and run.status = 'queued'
-         and run.pinned_agent_id is not distinct from g.pinned_agent_id and (run.next_attempt_at is null or run.next_attempt_at <= now())
+       where run.tenant_id = p_tenant_id and run.workflow_type = g.workflow_type and run.priority = level.priority
+         and run.status = 'queued'
+         and run.pinned_agent_id is not distinct from g.pinned_agent_id
+         and (run.next_attempt_at is null or run.next_attempt_at <= now())
        order by run.queued_at
        limit least(g.slots, p_batch) + 20) as pick
    where g.verdict = 'ok' and g.is_open and g.slots > 0
-   -- A group ages as its oldest run does, and its runs among themselves: minutes of waiting must not outweigh what a run is worth.
+   -- A group ages as its oldest run does, and its runs among themselves: minutes of waiting must not outweigh what a
+   -- run is worth.
    order by g.route_priority::bigint + dispatcher.workflow_age_points(g.oldest, now()) desc,
             pick.priority::bigint + dispatcher.workflow_age_points(pick.queued_at, now()) desc, pick.queued_at, pick.id
 $$;
 comment on function dispatcher.run_candidates(uuid, dispatcher.waiting_group[], integer) is
-  'The runs that may go out next, in their order: those that are held or whose type is full are left out before anything is limited.';
+  'The runs that may go out next, in their order: those that are held or whose type is full are left out before '
+  'anything is limited.';
 
 create or replace function dispatcher.hand_out_runs(
-  p_tenant_id uuid, p_groups dispatcher.waiting_group[], p_budgets dispatcher.evaluated_budget[], p_batch integer, p_one_by_one boolean
+  p_tenant_id uuid, p_groups dispatcher.waiting_group[], p_budgets dispatcher.evaluated_budget[], p_batch integer,
+      p_one_by_one boolean
 ) returns jsonb
 language plpgsql volatile set search_path = ''
 as $$
@@ -238,26 +275,31 @@ begin
     continue when coalesce((v_taken ->> v_candidate.workflow_type)::integer, 0) >= v_candidate.slots
                or concat_ws('|', v_candidate.workflow_type, v_candidate.agent_id) = any (v_closed);
     if cardinality(p_budgets) > 0 then
-      v_gate := dispatcher.budget_verdict(p_budgets, v_candidate.agent_id, v_candidate.department_id, v_candidate.workflow_type,
+      v_gate := dispatcher.budget_verdict(p_budgets, v_candidate.agent_id, v_candidate.department_id,
+          v_candidate.workflow_type,
                                           v_candidate.usd, v_candidate.tokens);
       if v_gate.verdict <> 'ok' then
         v_closed := v_closed || concat_ws('|', v_candidate.workflow_type, v_candidate.agent_id);
-        v_holders := v_holders || jsonb_build_object('workflow_type', v_candidate.workflow_type, 'holders', v_gate.holders);
+        v_holders := v_holders || jsonb_build_object('workflow_type', v_candidate.workflow_type, 'holders',
+            v_gate.holders);
         continue;
       end if;
     end if;
     perform from public.workflow_runs where id = v_candidate.run_id and status = 'queued' for update skip locked;
     continue when not found;
-    v_run := row(v_candidate.run_id, v_candidate.agent_id, v_candidate.gateway_id, v_candidate.usd, v_candidate.tokens)::dispatcher.run_choice;
+    v_run := row(v_candidate.run_id, v_candidate.agent_id, v_candidate.gateway_id, v_candidate.usd,
+        v_candidate.tokens)::dispatcher.run_choice;
     if p_one_by_one then
       v_error := dispatcher.try_dispatch(v_run);
       v_errors := v_errors || v_error;
       continue when v_error <> '[]';
     end if;
     v_chosen := v_chosen || v_run;
-    v_taken := v_taken || jsonb_build_object(v_candidate.workflow_type, coalesce((v_taken ->> v_candidate.workflow_type)::integer, 0) + 1);
+    v_taken := v_taken || jsonb_build_object(v_candidate.workflow_type,
+        coalesce((v_taken ->> v_candidate.workflow_type)::integer, 0) + 1);
     if cardinality(p_budgets) > 0 then
-      p_budgets := dispatcher.reserve_in_budgets(p_budgets, v_candidate.agent_id, v_candidate.department_id, v_candidate.workflow_type,
+      p_budgets := dispatcher.reserve_in_budgets(p_budgets, v_candidate.agent_id, v_candidate.department_id,
+          v_candidate.workflow_type,
                                                  v_candidate.usd, v_candidate.tokens);
       v_warned := v_warned + least(v_gate.warned, 1);
     end if;
@@ -265,11 +307,16 @@ begin
   if not p_one_by_one and cardinality(v_chosen) > 0 then
     perform dispatcher.dispatch_runs(v_chosen);
   end if;
-  return jsonb_build_object('dispatched', cardinality(v_chosen), 'warned', v_warned, 'closed', v_holders, 'errors', v_errors);
+  return jsonb_build_object('dispatched', cardinality(v_chosen), 'warned', v_warned, 'closed', v_holders, 'errors',
+      v_errors);
 end
 $$;
-comment on function dispatcher.hand_out_runs(uuid, dispatcher.waiting_group[], dispatcher.evaluated_budget[], integer, boolean) is
-  'Hands out up to a batch of runs, each reserved before the next is judged: {dispatched, warned, closed (groups that a budget has closed meanwhile), errors}. All in one update, or one by one: then a run that raises is named and hides nobody.';
+comment on function dispatcher.hand_out_runs(
+  uuid, dispatcher.waiting_group[], dispatcher.evaluated_budget[], integer, boolean
+) is
+  'Hands out up to a batch of runs, each reserved before the next is judged: {dispatched, warned, closed (groups that '
+  'a budget has closed meanwhile), errors}. All in one update, or one by one: then a run that raises is named and '
+  'hides nobody.';
 
 create or replace function dispatcher.hand_out(
   p_tenant_id uuid, p_groups dispatcher.waiting_group[], p_budgets dispatcher.evaluated_budget[], p_batch integer
@@ -286,33 +333,41 @@ $$;
 comment on function dispatcher.hand_out(uuid, dispatcher.waiting_group[], dispatcher.evaluated_budget[], integer) is
   'hand_out_runs in one update; one by one where that raises.';
 
-create or replace function dispatcher.holds_of(p_groups dispatcher.waiting_group[], p_closed jsonb) returns table (workflow_type text, budget_id uuid)
+create or replace function dispatcher.holds_of(p_groups dispatcher.waiting_group[], p_closed jsonb)
+    returns table (workflow_type text, budget_id uuid)
 language sql stable set search_path = ''
 as $$
-  select g.workflow_type, holder.id from unnest(p_groups) as g cross join lateral unnest(g.holders) as holder (id) where g.is_open
+  select g.workflow_type, holder.id from unnest(p_groups) as g cross join lateral unnest(g.holders) as holder (id)
+      where g.is_open
   union
   select closed.value ->> 'workflow_type', holder.id::uuid
-    from jsonb_array_elements(p_closed) as closed cross join lateral jsonb_array_elements_text(closed.value -> 'holders') as holder (id)
+    from jsonb_array_elements(p_closed) as closed cross
+        join lateral jsonb_array_elements_text(closed.value -> 'holders') as holder (id)
 $$;
-comment on function dispatcher.holds_of(dispatcher.waiting_group[], jsonb) is 'Which budgets hold which types, before a pass and since it.';
+comment on function dispatcher.holds_of(dispatcher.waiting_group[], jsonb) is
+  'Which budgets hold which types, before a pass and since it.';
 
-create or replace function dispatcher.held_by(p_groups dispatcher.waiting_group[], p_closed jsonb, p_budgets dispatcher.evaluated_budget[])
+create or replace function dispatcher.held_by(p_groups dispatcher.waiting_group[], p_closed jsonb,
+    p_budgets dispatcher.evaluated_budget[])
 returns jsonb
 language sql stable set search_path = ''
 as $$
   select coalesce(jsonb_object_agg(held.workflow_type, held.names), '{}')
     from (select hold.workflow_type, jsonb_agg(distinct budget.name) as names
-            from dispatcher.holds_of(p_groups, p_closed) as hold join unnest(p_budgets) as budget on budget.id = hold.budget_id
+            from dispatcher.holds_of(p_groups, p_closed) as hold
+                join unnest(p_budgets) as budget on budget.id = hold.budget_id
            group by hold.workflow_type) as held
 $$;
 comment on function dispatcher.held_by(dispatcher.waiting_group[], jsonb, dispatcher.evaluated_budget[]) is
   'The names of the budgets that hold each type.';
 
--- What a pass that counts money starts with. error: why budgets cannot be evaluated; runs then go out as if there were none.
+-- What a pass that counts money starts with. error: why budgets cannot be evaluated; runs then go out as if there were
+-- none.
 select dispatcher.ensure_type('money', 'estimates jsonb, budgets dispatcher.evaluated_budget[], error text');
 comment on type dispatcher.money is 'Estimates per type and evaluated budgets; error: why they cannot be evaluated.';
 
-create or replace function dispatcher.read_money(p_tick dispatcher.tick, p_action text default null) returns dispatcher.money
+create or replace function dispatcher.read_money(p_tick dispatcher.tick, p_action text default null)
+    returns dispatcher.money
 language plpgsql stable set search_path = ''
 as $$
 declare
@@ -334,10 +389,13 @@ comment on function dispatcher.read_money(dispatcher.tick, text) is
 
 create or replace function dispatcher.broken_budgets(p_budgets dispatcher.evaluated_budget[]) returns text
 language sql stable set search_path = ''
-as $$ select left(string_agg(format('%s: %s', b.name, b.error), '; '), 500) from unnest(p_budgets) as b where b.error is not null $$;
-comment on function dispatcher.broken_budgets(dispatcher.evaluated_budget[]) is 'The budgets that cannot be evaluated, each with its error; NULL when all can.';
+as $$ select left(string_agg(format('%s: %s', b.name, b.error), '; '), 500) from unnest(p_budgets) as b
+    where b.error is not null $$;
+comment on function dispatcher.broken_budgets(dispatcher.evaluated_budget[]) is
+  'The budgets that cannot be evaluated, each with its error; NULL when all can.';
 
-create or replace function dispatcher.tell_of_money(p_tick dispatcher.tick, p_money dispatcher.money, p_holders uuid[]) returns text
+create or replace function dispatcher.tell_of_money(p_tick dispatcher.tick, p_money dispatcher.money, p_holders uuid[])
+    returns text
 language plpgsql volatile set search_path = ''
 as $$
 declare
@@ -350,7 +408,8 @@ exception when others then
 end
 $$;
 comment on function dispatcher.tell_of_money(dispatcher.tick, dispatcher.money, uuid[]) is
-  'Writes and broadcasts the events of budgets: recoveries first, then those that are full or hold runs. Answers an error, never raises one.';
+  'Writes and broadcasts the events of budgets: recoveries first, then those that are full or hold runs. Answers an '
+  'error, never raises one.';
 
 create or replace function dispatcher.dispatch_queued_runs(p_tick dispatcher.tick) returns jsonb
 language plpgsql volatile set search_path = ''
@@ -360,9 +419,12 @@ declare
   v_gateways constant uuid[] := dispatcher.held_gateways(p_tick);
   v_types constant text[] := dispatcher.lock_routes(p_tick);
   v_money constant dispatcher.money := dispatcher.read_money(p_tick);
-  v_tight constant dispatcher.evaluated_budget[] := dispatcher.tight_budgets(v_money.budgets, v_money.estimates, v_batch + 500);
-  v_groups constant dispatcher.waiting_group[] := dispatcher.waiting_groups(p_tick.tenant_id, v_money.estimates, v_tight);
-  v_unheld constant dispatcher.waiting_group[] := dispatcher.unheld_groups(v_groups, p_tick.tenant_id, v_types, v_gateways);
+  v_tight constant dispatcher.evaluated_budget[] := dispatcher.tight_budgets(v_money.budgets, v_money.estimates,
+      v_batch + 500);
+  v_groups constant dispatcher.waiting_group[] := dispatcher.waiting_groups(p_tick.tenant_id, v_money.estimates,
+      v_tight);
+  v_unheld constant dispatcher.waiting_group[] := dispatcher.unheld_groups(v_groups, p_tick.tenant_id, v_types,
+      v_gateways);
   v_done jsonb;
   v_held bigint;
   v_told text;
@@ -370,17 +432,22 @@ declare
 begin
   perform dispatcher.note_workflow_actor('dispatcher', 'dispatched');
   v_done := dispatcher.hand_out(p_tick.tenant_id, v_unheld, v_tight, v_batch);
-  v_told := dispatcher.tell_of_money(p_tick, v_money, array(select budget_id from dispatcher.holds_of(v_groups, v_done -> 'closed')));
+  v_told := dispatcher.tell_of_money(p_tick, v_money, array(select budget_id
+      from dispatcher.holds_of(v_groups, v_done -> 'closed')));
   select coalesce(sum(g.due), 0) into v_held from unnest(v_groups) as g where g.verdict = 'held' and g.is_open;
   return jsonb_build_object(
-    'dispatched', v_done -> 'dispatched', 'held', v_held + jsonb_array_length(v_done -> 'closed'), 'warned', v_done -> 'warned',
+    'dispatched', v_done -> 'dispatched', 'held', v_held + jsonb_array_length(v_done -> 'closed'), 'warned',
+        v_done -> 'warned',
     'held_by', dispatcher.held_by(v_groups, v_done -> 'closed', v_money.budgets), 'errors', v_done -> 'errors',
     'locked', cardinality(v_groups) - cardinality(v_unheld), 'again', (v_done ->> 'dispatched')::integer >= v_batch,
-    'budget_error', coalesce(v_broken, v_money.error, v_told), 'budgets_open', v_money.error is not null or v_broken is not null);
+    'budget_error', coalesce(v_broken, v_money.error, v_told), 'budgets_open', v_money.error is not null
+        or v_broken is not null);
 end
 $$;
 comment on function dispatcher.dispatch_queued_runs(dispatcher.tick) is
-  'Hands out queued runs: by route priority, run priority and age, each with what its waiting adds. {dispatched, held, held_by, warned, locked (groups whose route or gateway another session holds), errors, budget_error, budgets_open, again}.';
+  'Hands out queued runs: by route priority, run priority and age, each with what its waiting adds. {dispatched, '
+  'held, held_by, warned, locked (groups whose route or gateway another session holds), errors, budget_error, '
+  'budgets_open, again}.';
 
 create or replace function dispatcher.unlocked_runs(p_runs public.workflow_runs[]) returns public.workflow_runs[]
 language plpgsql volatile set search_path = ''
@@ -399,7 +466,8 @@ $$;
 comment on function dispatcher.unlocked_runs(public.workflow_runs[]) is
   'Of runs the caller has locked, those whose claims it could lock as well. The others wait for the next pass.';
 
-create or replace function dispatcher.runs_of_budget(p_tick dispatcher.tick, p_budget dispatcher.evaluated_budget, p_limit integer)
+create or replace function dispatcher.runs_of_budget(p_tick dispatcher.tick, p_budget dispatcher.evaluated_budget,
+    p_limit integer)
 returns public.workflow_runs[]
 language plpgsql volatile set search_path = ''
 as $$
@@ -409,18 +477,23 @@ begin
   -- What costs money at this moment first.
   v_runs := array(
     select row(run.*)::public.workflow_runs from public.workflow_runs as run
-      left join public.agent_profiles as profile on profile.tenant_id = run.tenant_id and profile.agent_id = run.owner_agent_id
+      left join public.agent_profiles as profile on profile.tenant_id = run.tenant_id
+          and profile.agent_id = run.owner_agent_id
      where run.tenant_id = p_tick.tenant_id and run.status in ('dispatched', 'claimed', 'running')
-       and dispatcher.is_in_budget_scope(p_budget.scope, p_budget.scope_id, run.owner_agent_id, profile.department_id, run.workflow_type)
+       and dispatcher.is_in_budget_scope(p_budget.scope, p_budget.scope_id, run.owner_agent_id, profile.department_id,
+           run.workflow_type)
      order by run.created_at, run.id limit p_limit for update of run skip locked);
   return v_runs || array(
     select row(run.*)::public.workflow_runs from public.workflow_runs as run
-      left join public.workflow_agent_routing as route on route.tenant_id = run.tenant_id and route.workflow_type = run.workflow_type
+      left join public.workflow_agent_routing as route on route.tenant_id = run.tenant_id
+          and route.workflow_type = run.workflow_type
       left join public.agent_profiles as profile
         on profile.tenant_id = run.tenant_id and profile.agent_id = coalesce(run.pinned_agent_id, route.agent_id)
      -- What is kept back for later belongs to the budget of its day.
-     where run.tenant_id = p_tick.tenant_id and run.status = 'queued' and (run.next_attempt_at is null or run.next_attempt_at <= now())
-       and dispatcher.is_in_budget_scope(p_budget.scope, p_budget.scope_id, coalesce(run.pinned_agent_id, route.agent_id),
+     where run.tenant_id = p_tick.tenant_id and run.status = 'queued'
+       and (run.next_attempt_at is null or run.next_attempt_at <= now())
+       and dispatcher.is_in_budget_scope(p_budget.scope, p_budget.scope_id,
+           coalesce(run.pinned_agent_id, route.agent_id),
                                          profile.department_id, run.workflow_type)
      limit p_limit - cardinality(v_runs) for update of run skip locked);
 end
@@ -437,16 +510,19 @@ begin
   update public.workflow_claims set ended_at = now(), ended_as = 'cancelled'
    where claim_token in (select run.claim_token from unnest(p_runs) as run) and ended_at is null;
   with stopped as (
-    update public.workflow_runs set status = 'cancelled', finished_at = now(), last_error = p_error, last_error_at = now()
+    update public.workflow_runs set status = 'cancelled', finished_at = now(), last_error = p_error,
+        last_error_at = now()
      where id in (select run.id from unnest(p_runs) as run) returning id)
   select coalesce(array_agg(id), '{}') into v_ids from stopped;
   perform dispatcher.drop_notifications(v_ids);
   return v_ids;
 end
 $$;
-comment on function dispatcher.stop_runs(public.workflow_runs[], text) is 'Cancels runs that the caller has locked with their claims, in one update; answers their ids.';
+comment on function dispatcher.stop_runs(public.workflow_runs[], text) is
+  'Cancels runs that the caller has locked with their claims, in one update; answers their ids.';
 
-create or replace function dispatcher.try_to_stop(p_run public.workflow_runs, p_error text, out ids uuid[], out errors jsonb)
+create or replace function dispatcher.try_to_stop(p_run public.workflow_runs, p_error text, out ids uuid[],
+    out errors jsonb)
 language plpgsql volatile set search_path = ''
 as $$
 begin
@@ -458,9 +534,11 @@ exception when others then
   errors := dispatcher.row_error('stopped', p_run.id, sqlerrm, sqlstate);
 end
 $$;
-comment on function dispatcher.try_to_stop(public.workflow_runs, text) is 'Cancels one run; what that raises, as a list of errors.';
+comment on function dispatcher.try_to_stop(public.workflow_runs, text) is
+  'Cancels one run; what that raises, as a list of errors.';
 
-create or replace function dispatcher.stop_all(p_runs public.workflow_runs[], p_error text, out ids uuid[], out errors jsonb)
+create or replace function dispatcher.stop_all(p_runs public.workflow_runs[], p_error text, out ids uuid[],
+    out errors jsonb)
 language plpgsql volatile set search_path = ''
 as $$
 declare
@@ -513,38 +591,49 @@ begin
 end
 $$;
 comment on function dispatcher.stop_overspent_runs(dispatcher.tick, integer) is
-  'Cancels runs in the scope of every spent hard stop, at most p_limit a pass, and writes its one event: {stopped, errors, budget_error, again}.';
+  'Cancels runs in the scope of every spent hard stop, at most p_limit a pass, and writes its one event: {stopped, '
+  'errors, budget_error, again}.';
 
-create or replace function dispatcher.is_stale_dispatch(p_run public.workflow_runs, p_settings public.dispatcher_settings) returns boolean
+create or replace function dispatcher.is_stale_dispatch(p_run public.workflow_runs,
+    p_settings public.dispatcher_settings) returns boolean
 language sql stable set search_path = ''
 as $$
   select p_run.dispatched_at < now() - make_interval(secs => p_settings.stale_dispatch_seconds)
       or p_run.dispatched_at > now() + interval '1 day'
 $$;
 comment on function dispatcher.is_stale_dispatch(public.workflow_runs, public.dispatcher_settings) is
-  'Whether a dispatched run was not claimed in time. A dispatch from the day after tomorrow is no known time: nobody waits for it.';
+  'Whether a dispatched run was not claimed in time. A dispatch from the day after tomorrow is no known time: nobody '
+  'waits for it.';
 
-create or replace function dispatcher.stale_dispatches(p_tick dispatcher.tick, p_limit integer) returns setof public.workflow_runs
+create or replace function dispatcher.stale_dispatches(p_tick dispatcher.tick, p_limit integer)
+    returns setof public.workflow_runs
 language sql volatile set search_path = ''
 as $$
   select run.* from public.workflow_runs as run
-   where run.tenant_id = p_tick.tenant_id and run.status = 'dispatched' and dispatcher.is_stale_dispatch(run, p_tick.settings)
+   where run.tenant_id = p_tick.tenant_id and run.status = 'dispatched'
+     and dispatcher.is_stale_dispatch(run, p_tick.settings)
    order by run.dispatched_at limit p_limit for update skip locked
 $$;
-comment on function dispatcher.stale_dispatches(dispatcher.tick, integer) is 'Dispatched runs that nobody claimed in time, locked.';
+comment on function dispatcher.stale_dispatches(dispatcher.tick, integer) is
+  'Dispatched runs that nobody claimed in time, locked.';
 
-create or replace function dispatcher.target_of(p_run public.workflow_runs, out agent_id text, out department_id text, out gateway_id uuid, out is_open boolean)
+create or replace function dispatcher.target_of(p_run public.workflow_runs, out agent_id text, out department_id text,
+    out gateway_id uuid, out is_open boolean)
 language sql stable set search_path = ''
 as $$
   select target.agent_id, profile.department_id, dispatcher.gateway_of_workflow_agent(p_run.tenant_id, target.agent_id),
          target.agent_id is not null and target.max_concurrent > 0
-    from (select coalesce(p_run.pinned_agent_id, route.agent_id) as agent_id, coalesce(route.max_concurrent, 1) as max_concurrent
+    from (select coalesce(p_run.pinned_agent_id, route.agent_id) as agent_id,
+        coalesce(route.max_concurrent, 1) as max_concurrent
             from (select 1) as one_row
-            left join public.workflow_agent_routing as route on route.tenant_id = p_run.tenant_id and route.workflow_type = p_run.workflow_type) as target
-    left join public.agent_profiles as profile on profile.tenant_id = p_run.tenant_id and profile.agent_id = target.agent_id
+            left join public.workflow_agent_routing as route on route.tenant_id = p_run.tenant_id
+                and route.workflow_type = p_run.workflow_type) as target
+    left join public.agent_profiles as profile on profile.tenant_id = p_run.tenant_id
+        and profile.agent_id = target.agent_id
 $$;
 comment on function dispatcher.target_of(public.workflow_runs) is
-  'Where a run would go now: its pin or its route''s agent, with department and gateway; is_open: there is one, and the route is not disabled.';
+  'Where a run would go now: its pin or its route''s agent, with department and gateway; is_open: there is one, and '
+  'the route is not disabled.';
 
 create or replace function dispatcher.give_up_dispatch(p_run public.workflow_runs) returns void
 language plpgsql volatile set search_path = ''
@@ -558,10 +647,12 @@ begin
   perform dispatcher.drop_notifications(array[p_run.id]);
 end
 $$;
-comment on function dispatcher.give_up_dispatch(public.workflow_runs) is 'A run that nobody claimed in any of its attempts fails.';
+comment on function dispatcher.give_up_dispatch(public.workflow_runs) is
+  'A run that nobody claimed in any of its attempts fails.';
 
 create or replace function dispatcher.retry_stale_run(
-  p_run public.workflow_runs, p_money dispatcher.money, p_gateways uuid[], out outcome text, out budgets dispatcher.evaluated_budget[]
+  p_run public.workflow_runs, p_money dispatcher.money, p_gateways uuid[], out outcome text,
+      out budgets dispatcher.evaluated_budget[]
 )
 language plpgsql volatile set search_path = ''
 as $$
@@ -574,16 +665,20 @@ begin
   -- It must not stand in its own way.
   budgets := dispatcher.reserve_in_budgets(
     p_money.budgets, p_run.owner_agent_id,
-    (select department_id from public.agent_profiles where tenant_id = p_run.tenant_id and agent_id = p_run.owner_agent_id),
+    (select department_id from public.agent_profiles where tenant_id = p_run.tenant_id
+        and agent_id = p_run.owner_agent_id),
     p_run.workflow_type, -coalesce(p_run.reserved_usd, v_usd), -coalesce(p_run.reserved_tokens, v_tokens));
-  v_gate := dispatcher.budget_verdict(budgets, v_target.agent_id, v_target.department_id, p_run.workflow_type, v_usd, v_tokens);
+  v_gate := dispatcher.budget_verdict(budgets, v_target.agent_id, v_target.department_id, p_run.workflow_type, v_usd,
+      v_tokens);
   if v_gate.verdict <> 'ok' or not v_target.is_open then
     outcome := case when v_gate.verdict <> 'ok' then 'held' else 'unrouted' end;
-    perform dispatcher.note_workflow_actor('dispatcher', case outcome when 'held' then 'held by a budget' else 'its route is gone' end);
+    perform dispatcher.note_workflow_actor('dispatcher', case outcome when 'held' then 'held by a budget'
+        else 'its route is gone' end);
     update public.workflow_runs
        set status = 'queued', dispatched_at = null, reserved_usd = null, reserved_tokens = null,
            blocker_type = case when v_target.agent_id is null then 'no_route' end,
-           blocker_description = case when v_target.agent_id is null then format('no route for workflow type %s', p_run.workflow_type) end
+           blocker_description = case when v_target.agent_id is null
+               then format('no route for workflow type %s', p_run.workflow_type) end
      where id = p_run.id;
   elsif v_target.gateway_id is not null and v_target.gateway_id <> all (p_gateways) then
     outcome := 'locked';
@@ -592,13 +687,16 @@ begin
     outcome := 'retried';
     perform dispatcher.note_workflow_actor('dispatcher', 'nobody claimed it in time');
     perform dispatcher.drop_notifications(array[p_run.id]);
-    perform dispatcher.dispatch_runs(array[row(p_run.id, v_target.agent_id, v_target.gateway_id, v_usd, v_tokens)::dispatcher.run_choice]);
-    budgets := dispatcher.reserve_in_budgets(budgets, v_target.agent_id, v_target.department_id, p_run.workflow_type, v_usd, v_tokens);
+    perform dispatcher.dispatch_runs(array[row(p_run.id, v_target.agent_id, v_target.gateway_id, v_usd,
+        v_tokens)::dispatcher.run_choice]);
+    budgets := dispatcher.reserve_in_budgets(budgets, v_target.agent_id, v_target.department_id, p_run.workflow_type,
+        v_usd, v_tokens);
   end if;
 end
 $$;
 comment on function dispatcher.retry_stale_run(public.workflow_runs, dispatcher.money, uuid[]) is
-  'A fresh attempt for a stale run through the same budgets (retried), or back to the queue with no attempt spent (held, unrouted); locked: another session holds the agent''s gateway. budgets: as they stand after that.';
+  'A fresh attempt for a stale run through the same budgets (retried), or back to the queue with no attempt spent '
+  '(held, unrouted); locked: another session holds the agent''s gateway. budgets: as they stand after that.';
 
 create or replace function dispatcher.retry_stale_dispatches(p_tick dispatcher.tick, p_limit integer) returns jsonb
 language plpgsql volatile set search_path = ''
@@ -632,20 +730,25 @@ begin
     end;
   end loop;
   return v_done - 'unrouted' || jsonb_build_object(
-    'errors', v_errors, 'again', v_seen >= p_limit and v_seen > jsonb_array_length(v_errors) + (v_done ->> 'locked')::integer);
+    'errors', v_errors, 'again', v_seen >= p_limit
+        and v_seen > jsonb_array_length(v_errors) + (v_done ->> 'locked')::integer);
 end
 $$;
 comment on function dispatcher.retry_stale_dispatches(dispatcher.tick, integer) is
-  'Runs nobody claimed in time: out of retries they fail, whatever a budget says; else a fresh attempt through the same gate, or back to the queue where the gate holds it, with no attempt spent. {retried, failed, held, locked, errors, again}.';
+  'Runs nobody claimed in time: out of retries they fail, whatever a budget says; else a fresh attempt through the '
+  'same gate, or back to the queue where the gate holds it, with no attempt spent. {retried, failed, held, locked, '
+  'errors, again}.';
 
-create or replace function dispatcher.runs_over_deadline(p_tick dispatcher.tick, p_limit integer) returns setof public.workflow_runs
+create or replace function dispatcher.runs_over_deadline(p_tick dispatcher.tick, p_limit integer)
+    returns setof public.workflow_runs
 language sql volatile set search_path = ''
 as $$
   select run.* from public.workflow_runs as run
    where run.tenant_id = p_tick.tenant_id and run.status in ('claimed', 'running') and run.deadline_at <= now()
    order by run.deadline_at limit p_limit for update skip locked
 $$;
-comment on function dispatcher.runs_over_deadline(dispatcher.tick, integer) is 'Claimed and running runs over their deadline, locked.';
+comment on function dispatcher.runs_over_deadline(dispatcher.tick, integer) is
+  'Claimed and running runs over their deadline, locked.';
 
 create or replace function dispatcher.time_out_run(p_run public.workflow_runs) returns void
 language plpgsql volatile set search_path = ''
@@ -655,17 +758,20 @@ begin
   perform dispatcher.end_workflow_claim(p_run, 'timed_out');
   update public.workflow_runs
      set status = 'timed_out', finished_at = now(), last_error_at = now(),
-         last_error = format('Run exceeded timeout of %s minutes', dispatcher.workflow_timeout_minutes(p_run.tenant_id, p_run.workflow_type))
+         last_error = format('Run exceeded timeout of %s minutes',
+             dispatcher.workflow_timeout_minutes(p_run.tenant_id, p_run.workflow_type))
    where id = p_run.id;
 end
 $$;
-comment on function dispatcher.time_out_run(public.workflow_runs) is 'A run over its deadline becomes timed_out. The caller has locked it and its claim.';
+comment on function dispatcher.time_out_run(public.workflow_runs) is
+  'A run over its deadline becomes timed_out. The caller has locked it and its claim.';
 
 create or replace function dispatcher.time_out_runs(p_tick dispatcher.tick, p_limit integer) returns jsonb
 language plpgsql volatile set search_path = ''
 as $$
 declare
-  v_runs constant public.workflow_runs[] := array(select row(run.*)::public.workflow_runs from dispatcher.runs_over_deadline(p_tick, p_limit) as run);
+  v_runs constant public.workflow_runs[] := array(select row(run.*)::public.workflow_runs
+      from dispatcher.runs_over_deadline(p_tick, p_limit) as run);
   v_run public.workflow_runs;
   v_count integer := 0;
   v_errors jsonb := '[]';
@@ -679,21 +785,25 @@ begin
       v_errors := v_errors || dispatcher.row_error('timed_out', v_run.id, sqlerrm, sqlstate);
     end;
   end loop;
-  return jsonb_build_object('timed_out', v_count, 'errors', v_errors, 'again', cardinality(v_runs) >= p_limit and v_count > 0);
+  return jsonb_build_object('timed_out', v_count, 'errors', v_errors, 'again', cardinality(v_runs) >= p_limit
+      and v_count > 0);
 end
 $$;
 comment on function dispatcher.time_out_runs(dispatcher.tick, integer) is
-  'Claimed and running runs over their deadline become timed_out; the process one of our daemons has for them is asked to end. {timed_out, errors, again}.';
+  'Claimed and running runs over their deadline become timed_out; the process one of our daemons has for them is '
+  'asked to end. {timed_out, errors, again}.';
 
 create or replace function dispatcher.silent_since(p_run public.workflow_runs) returns timestamptz
 language sql stable set search_path = ''
 as $$
-  select coalesce(greatest(dispatcher.known_time(p_run.last_heartbeat_at), dispatcher.known_time(p_run.claimed_at)), '-infinity')
+  select coalesce(greatest(dispatcher.known_time(p_run.last_heartbeat_at), dispatcher.known_time(p_run.claimed_at)),
+      '-infinity')
 $$;
 comment on function dispatcher.silent_since(public.workflow_runs) is
   'The last sign of life of a claimed run; -infinity where the row tells of none that a clock has shown.';
 
-create or replace function dispatcher.silent_runs(p_tick dispatcher.tick, p_limit integer) returns setof public.workflow_runs
+create or replace function dispatcher.silent_runs(p_tick dispatcher.tick, p_limit integer)
+    returns setof public.workflow_runs
 language sql volatile set search_path = ''
 as $$
   select run.* from public.workflow_runs as run
@@ -701,13 +811,15 @@ as $$
      and dispatcher.silent_since(run) < now() - make_interval(secs => (p_tick.settings).stale_claim_seconds)
    order by run.last_heartbeat_at limit p_limit for update skip locked
 $$;
-comment on function dispatcher.silent_runs(dispatcher.tick, integer) is 'Claimed and running runs without a heartbeat for too long, locked.';
+comment on function dispatcher.silent_runs(dispatcher.tick, integer) is
+  'Claimed and running runs without a heartbeat for too long, locked.';
 
 create or replace function dispatcher.release_stale_claims(p_tick dispatcher.tick, p_limit integer) returns jsonb
 language plpgsql volatile set search_path = ''
 as $$
 declare
-  v_runs constant public.workflow_runs[] := array(select row(run.*)::public.workflow_runs from dispatcher.silent_runs(p_tick, p_limit) as run);
+  v_runs constant public.workflow_runs[] := array(select row(run.*)::public.workflow_runs
+      from dispatcher.silent_runs(p_tick, p_limit) as run);
   v_run public.workflow_runs;
   v_released integer := 0;
   v_failed integer := 0;
@@ -729,7 +841,8 @@ begin
 end
 $$;
 comment on function dispatcher.release_stale_claims(dispatcher.tick, integer) is
-  'Claims without a heartbeat for too long are lost: the run returns to the queue, the fourth time it fails. {released, failed, errors, again}.';
+  'Claims without a heartbeat for too long are lost: the run returns to the queue, the fourth time it fails. '
+  '{released, failed, errors, again}.';
 
 create or replace function dispatcher.unrouted_types(p_tenant_id uuid) returns table (workflow_type text)
 language sql stable set search_path = ''
@@ -744,7 +857,8 @@ create or replace function dispatcher.runs_to_mark(p_tenant_id uuid) returns set
 language sql stable set search_path = ''
 as $$
   select run.id from dispatcher.unrouted_types(p_tenant_id) as unrouted
-    join public.workflow_runs as run on run.tenant_id = p_tenant_id and run.workflow_type = unrouted.workflow_type and run.status = 'queued'
+    join public.workflow_runs as run on run.tenant_id = p_tenant_id and run.workflow_type = unrouted.workflow_type
+        and run.status = 'queued'
    where run.pinned_agent_id is null and run.blocker_type is distinct from 'no_route'
   union all
   select run.id from public.workflow_runs as run
@@ -753,7 +867,8 @@ as $$
           or exists (select from public.workflow_agent_routing as route
                       where route.tenant_id = p_tenant_id and route.workflow_type = run.workflow_type))
 $$;
-comment on function dispatcher.runs_to_mark(uuid) is 'Queued runs whose blocker no_route is missing, or is true no more.';
+comment on function dispatcher.runs_to_mark(uuid) is
+  'Queued runs whose blocker no_route is missing, or is true no more.';
 
 create or replace function dispatcher.mark_runs(p_run_ids uuid[]) returns integer
 language plpgsql volatile set search_path = ''
@@ -764,8 +879,10 @@ begin
   with marked as (
     update public.workflow_runs as run
        set blocker_type = case when target.has_agent then null else 'no_route' end,
-           blocker_description = case when target.has_agent then null else format('no route for workflow type %s', run.workflow_type) end
-      from (select one.id, (dispatcher.target_of(one)).agent_id is not null as has_agent from public.workflow_runs as one
+           blocker_description = case when target.has_agent then null
+               else format('no route for workflow type %s', run.workflow_type) end
+      from (select one.id, (dispatcher.target_of(one)).agent_id is not null as has_agent
+          from public.workflow_runs as one
              where one.id = any (p_run_ids) and one.status = 'queued') as target
      where run.id = target.id
     returning run.blocker_type)
@@ -773,7 +890,8 @@ begin
   return v_count;
 end
 $$;
-comment on function dispatcher.mark_runs(uuid[]) is 'Writes or takes away blocker no_route of runs the caller has locked; answers how many carry it now.';
+comment on function dispatcher.mark_runs(uuid[]) is
+  'Writes or takes away blocker no_route of runs the caller has locked; answers how many carry it now.';
 
 create or replace function dispatcher.mark_unrouted_runs(p_tick dispatcher.tick, p_limit integer) returns jsonb
 language plpgsql volatile set search_path = ''
@@ -781,7 +899,8 @@ as $$
 declare
   v_ids constant uuid[] := array(
     select run.id from public.workflow_runs as run
-     where run.id in (select id from dispatcher.runs_to_mark(p_tick.tenant_id) as id limit p_limit) for update skip locked);
+     where run.id in (select id from dispatcher.runs_to_mark(p_tick.tenant_id) as id limit p_limit)
+         for update skip locked);
   v_id uuid;
   v_count integer := 0;
   v_errors jsonb := '[]';
@@ -800,7 +919,8 @@ begin
     end loop;
   end;
   return jsonb_build_object('unrouted', v_count, 'errors', v_errors,
-                            'again', cardinality(v_ids) >= p_limit and jsonb_array_length(v_errors) < cardinality(v_ids));
+                            'again', cardinality(v_ids) >= p_limit
+                                and jsonb_array_length(v_errors) < cardinality(v_ids));
 end
 $$;
 comment on function dispatcher.mark_unrouted_runs(dispatcher.tick, integer) is
@@ -810,7 +930,8 @@ create or replace function dispatcher.old_notifications(p_tenant_id uuid, p_limi
 language sql stable set search_path = ''
 as $$
   select id from public.workflow_notifications
-   where tenant_id = p_tenant_id and state in ('sent', 'failed', 'obsolete') and created_at < now() - interval '7 days' limit p_limit
+   where tenant_id = p_tenant_id and state in ('sent', 'failed', 'obsolete') and created_at < now() - interval '7 days'
+       limit p_limit
 $$;
 comment on function dispatcher.old_notifications(uuid, integer) is 'Notifications that were dealt with a week ago.';
 
@@ -822,18 +943,23 @@ declare
 begin
   delete from public.workflow_notifications where id in (
     select note.id from public.workflow_notifications as note
-     where note.id in (select id from dispatcher.old_notifications(p_tick.tenant_id, p_limit) as id) for update skip locked);
+     where note.id in (select id from dispatcher.old_notifications(p_tick.tenant_id, p_limit) as id)
+         for update skip locked);
   get diagnostics v_count = row_count;
   return jsonb_build_object('pruned', v_count, 'again', v_count >= p_limit);
 end
 $$;
-comment on function dispatcher.prune_workflow_rows(dispatcher.tick, integer) is 'Notifications that were dealt with a week ago go. {pruned, again}.';
+comment on function dispatcher.prune_workflow_rows(dispatcher.tick, integer) is
+  'Notifications that were dealt with a week ago go. {pruned, again}.';
 
--- The one home of "its run was taken away from whoever works on it": by a time-out, an operator, a budget, or for want of a heartbeat.
+-- The one home of "its run was taken away from whoever works on it": by a time-out, an operator, a budget, or for want
+-- of a heartbeat.
 create or replace view dispatcher.taken_wakes with (security_invoker = true) as
 select wake.id as wake_id, wake.tenant_id, wake.gateway_id, wake.instance_id,
-       format('run %s is %s', run.id, case claim.ended_as when 'no heartbeat' then 'released' when 'orphaned' then 'given to another'
-                                        else coalesce(claim.ended_as, case when run.finished_at is not null then run.status else 'taken away' end)
+       format('run %s is %s', run.id, case claim.ended_as when 'no heartbeat' then 'released' when 'orphaned'
+           then 'given to another'
+                                        else coalesce(claim.ended_as, case when run.finished_at is not null
+                                            then run.status else 'taken away' end)
                                         end) as cause
   from public.agent_wakes as wake
   join public.workflow_claims as claim on claim.wake_id = wake.id
@@ -841,18 +967,22 @@ select wake.id as wake_id, wake.tenant_id, wake.gateway_id, wake.instance_id,
  where wake.state in ('starting', 'running')
    and (claim.ended_as in ('cancelled', 'timed_out', 'no heartbeat', 'orphaned')
         -- Changed by hand, past our functions.
-        or (claim.ended_at is null and (run.status in ('cancelled', 'timed_out') or run.claim_token is distinct from claim.claim_token)));
+        or (claim.ended_at is null and (run.status in ('cancelled', 'timed_out')
+        or run.claim_token is distinct from claim.claim_token)));
 comment on view dispatcher.taken_wakes is
-  'Live wakes whose run was ended or taken away from outside: their processes are to be stopped. A run that its own agent ended is none.';
+  'Live wakes whose run was ended or taken away from outside: their processes are to be stopped. A run that its own '
+  'agent ended is none.';
 revoke all on dispatcher.taken_wakes from public, anon, authenticated;
 grant select on dispatcher.taken_wakes to service_role;
 
 create or replace function dispatcher.wakes_to_stop(p_instance_id uuid) returns jsonb
 language sql stable set search_path = ''
 as $$
-  select coalesce(jsonb_agg(jsonb_build_object('wake_id', taken.wake_id, 'cause', taken.cause) order by taken.wake_id), '[]')
+  select coalesce(jsonb_agg(jsonb_build_object('wake_id', taken.wake_id, 'cause', taken.cause) order by taken.wake_id),
+      '[]')
     from (select wake_id, min(cause) as cause from dispatcher.taken_wakes
-           where gateway_id = (select gateway_id from public.dispatcher_instances where id = p_instance_id) and instance_id = p_instance_id
+           where gateway_id = (select gateway_id from public.dispatcher_instances where id = p_instance_id)
+             and instance_id = p_instance_id
            group by wake_id) as taken
 $$;
 comment on function dispatcher.wakes_to_stop(uuid) is
@@ -865,11 +995,13 @@ as $$
     select dispatcher.seconds_until(min(next_attempt_at)) as seconds
       from public.workflow_runs where tenant_id = p_tick.tenant_id and status = 'queued' and next_attempt_at > now()
     union all
-    select dispatcher.seconds_until(min(dispatcher.known_time(dispatched_at))) + (p_tick.settings).stale_dispatch_seconds
+    select dispatcher.seconds_until(min(dispatcher.known_time(dispatched_at)))
+           + (p_tick.settings).stale_dispatch_seconds
       from public.workflow_runs where tenant_id = p_tick.tenant_id and status = 'dispatched'
     union all
     select least(dispatcher.seconds_until(min(deadline_at) filter (where isfinite(deadline_at))),
-                 dispatcher.seconds_until(min(greatest(dispatcher.known_time(last_heartbeat_at), dispatcher.known_time(claimed_at))))
+                 dispatcher.seconds_until(min(greatest(dispatcher.known_time(last_heartbeat_at),
+                     dispatcher.known_time(claimed_at))))
                    + (p_tick.settings).stale_claim_seconds)
       from public.workflow_runs where tenant_id = p_tick.tenant_id and status in ('claimed', 'running')) as due
 $$;
@@ -884,14 +1016,19 @@ begin
     when 'stopped' then return exists (select from public.budgets
                                  where tenant_id = p_tick.tenant_id and active and action_on_exceed = 'hard_stop');
     when 'dispatched' then return exists (select from public.workflow_runs
-                                    where tenant_id = p_tick.tenant_id and status = 'queued' and (next_attempt_at is null or next_attempt_at <= now()))
+                                    where tenant_id = p_tick.tenant_id and status = 'queued'
+                                      and (next_attempt_at is null or next_attempt_at <= now()))
                         or exists (select from public.budgets where tenant_id = p_tick.tenant_id and active);
-    when 'retried' then return exists (select from public.workflow_runs as run where run.tenant_id = p_tick.tenant_id and run.status = 'dispatched'
+    when 'retried' then return exists (select from public.workflow_runs as run where run.tenant_id = p_tick.tenant_id
+        and run.status = 'dispatched'
                                    and dispatcher.is_stale_dispatch(run, p_tick.settings));
     when 'timed_out' then return exists (select from public.workflow_runs
-                                   where tenant_id = p_tick.tenant_id and status in ('claimed', 'running') and deadline_at <= now());
-    when 'released' then return exists (select from public.workflow_runs as run where run.tenant_id = p_tick.tenant_id and run.status in ('claimed', 'running')
-                                    and dispatcher.silent_since(run) < now() - make_interval(secs => (p_tick.settings).stale_claim_seconds));
+                                   where tenant_id = p_tick.tenant_id and status in ('claimed', 'running')
+                                     and deadline_at <= now());
+    when 'released' then return exists (select from public.workflow_runs as run where run.tenant_id = p_tick.tenant_id
+        and run.status in ('claimed', 'running')
+                                    and dispatcher.silent_since(run)
+                                        < now() - make_interval(secs => (p_tick.settings).stale_claim_seconds));
     when 'unrouted' then return exists (select from dispatcher.runs_to_mark(p_tick.tenant_id));
     when 'pruned' then return exists (select from dispatcher.old_notifications(p_tick.tenant_id, 1));
   end case;
@@ -907,7 +1044,8 @@ language sql volatile set search_path = ''
 as $$
   select jsonb_build_object('stop_wakes', dispatcher.wakes_to_stop(p_tick.instance_id), 'due', coalesce(
            (select jsonb_agg(phase.name order by phase.place)
-              from unnest(array['stopped', 'dispatched', 'retried', 'timed_out', 'released', 'unrouted', 'pruned']) with ordinality as phase (name, place)
+              from unnest(array['stopped', 'dispatched', 'retried', 'timed_out', 'released', 'unrouted',
+                  'pruned']) with ordinality as phase (name, place)
              where dispatcher.is_phase_due(p_tick, phase.name)), '[]'))
 $$;
 comment on function dispatcher.look_at_runs(dispatcher.tick) is
@@ -922,7 +1060,8 @@ begin
   end if;
   update public.dispatcher_instances set last_tick = p_facts || jsonb_build_object('at', now())
    where id in (select id from public.dispatcher_instances where id = p_tick.instance_id for update skip locked);
-  return jsonb_build_object('stop_wakes', dispatcher.wakes_to_stop(p_tick.instance_id), 'next_in', dispatcher.next_workflow_moment(p_tick));
+  return jsonb_build_object('stop_wakes', dispatcher.wakes_to_stop(p_tick.instance_id), 'next_in',
+      dispatcher.next_workflow_moment(p_tick));
 end
 $$;
 comment on function dispatcher.note_tick(dispatcher.tick, jsonb) is
@@ -965,10 +1104,12 @@ begin
   return v_answer;
 end
 $$;
-comment on function dispatcher.run_phase(dispatcher.tick, text) is 'One pass of one phase; {busy: true} when another pass that counts is under way.';
+comment on function dispatcher.run_phase(dispatcher.tick, text) is
+  'One pass of one phase; {busy: true} when another pass that counts is under way.';
 
 drop function if exists public.dispatch_workflows(uuid, jsonb);
-create or replace function public.dispatch_workflows(p_instance_id uuid, p_phase text default 'look', p_facts jsonb default null)
+create or replace function public.dispatch_workflows(p_instance_id uuid, p_phase text default 'look',
+    p_facts jsonb default null)
 returns jsonb
 language plpgsql volatile set search_path = '' set lock_timeout = '2s'
 as $$
@@ -991,7 +1132,11 @@ begin
 end
 $$;
 comment on function public.dispatch_workflows(uuid, text, jsonb) is
-  'One phase of a tick for the tenant of an instance, at most 500 runs: {phase, busy, again, errors, ms} and its numbers. look: {due, stop_wakes}; stopped (hard stops): {stopped, budget_error}; dispatched: {dispatched, held, held_by, warned, locked, budget_error, budgets_open (runs went out without them)}; retried: {retried, failed, held, locked}; timed_out; released: {released, failed}; unrouted; pruned; note keeps p_facts as last_tick: {next_in, stop_wakes}. busy: another pass that counts slots and money is under way.';
+  'One phase of a tick for the tenant of an instance, at most 500 runs: {phase, busy, again, errors, ms} and its '
+  'numbers. look: {due, stop_wakes}; stopped (hard stops): {stopped, budget_error}; dispatched: {dispatched, held, '
+  'held_by, warned, locked, budget_error, budgets_open (runs went out without them)}; retried: {retried, failed, '
+  'held, locked}; timed_out; released: {released, failed}; unrouted; pruned; note keeps p_facts as last_tick: '
+  '{next_in, stop_wakes}. busy: another pass that counts slots and money is under way.';
 
 create or replace function public.workflow_stats(p_tenant_id uuid) returns jsonb
 language sql stable set search_path = ''
@@ -999,13 +1144,19 @@ as $$
   select jsonb_build_object(
     'code', 'ok', 'now', now(),
     'by_status', (select coalesce(jsonb_object_agg(counted.status, counted.number), '{}')
-                    from (select status, count(*) as number from public.workflow_runs where tenant_id = p_tenant_id group by status) as counted),
+                    from (select status, count(*) as number from public.workflow_runs where tenant_id = p_tenant_id
+                        group by status) as counted),
     'by_type', (select coalesce(jsonb_agg(jsonb_build_object(
-                  'workflow_type', types.workflow_type, 'agent_id', route.agent_id, 'priority', route.priority, 'max_concurrent', route.max_concurrent,
-                  'timeout_minutes', route.timeout_minutes, 'queued', coalesce(types.queued, 0), 'active', coalesce(types.active, 0),
-                  'held_by', case when types.queued > 0 then coalesce(tick.held_by -> types.workflow_type, '[]') else '[]' end,
-                  'oldest_queued_seconds', round(-dispatcher.seconds_until(types.oldest))) order by types.workflow_type), '[]')
-                  from (select coalesce(open.workflow_type, routed.workflow_type) as workflow_type, open.queued, open.active, open.oldest
+                  'workflow_type', types.workflow_type, 'agent_id', route.agent_id, 'priority', route.priority,
+                      'max_concurrent', route.max_concurrent,
+                  'timeout_minutes', route.timeout_minutes, 'queued', coalesce(types.queued, 0), 'active',
+                      coalesce(types.active, 0),
+                  'held_by', case when types.queued > 0 then coalesce(tick.held_by -> types.workflow_type, '[]')
+                      else '[]' end,
+                  'oldest_queued_seconds', round(-dispatcher.seconds_until(types.oldest)))
+                      order by types.workflow_type), '[]')
+                  from (select coalesce(open.workflow_type, routed.workflow_type) as workflow_type, open.queued,
+                      open.active, open.oldest
                           from (select workflow_type, count(*) filter (where status = 'queued') as queued,
                                        count(*) filter (where status <> 'queued') as active,
                                        min(queued_at) filter (where status = 'queued' and isfinite(queued_at)) as oldest
@@ -1013,24 +1164,33 @@ as $$
                                    and (status in ('queued', 'dispatched', 'claimed', 'running')
                                         or paused_from in ('dispatched', 'claimed', 'running'))
                                  group by workflow_type) as open
-                          full join (select workflow_type from public.workflow_agent_routing where tenant_id = p_tenant_id) as routed
+                          full join (select workflow_type from public.workflow_agent_routing
+                              where tenant_id = p_tenant_id) as routed
                                using (workflow_type)) as types
                   left join public.workflow_agent_routing as route
                     on route.tenant_id = p_tenant_id and route.workflow_type = types.workflow_type
                   left join (select last_tick -> 'held_by' as held_by from public.dispatcher_instances
-                              where tenant_id = p_tenant_id and last_tick is not null order by last_tick ->> 'at' desc limit 1) as tick on true),
-    'no_route', (select count(*) from public.workflow_runs as run where run.tenant_id = p_tenant_id and run.status = 'queued' and run.pinned_agent_id is null
-                    and not exists (select from public.workflow_agent_routing as route where route.tenant_id = p_tenant_id and route.workflow_type = run.workflow_type)),
+                              where tenant_id = p_tenant_id and last_tick is not null order by last_tick ->> 'at' desc
+                                  limit 1) as tick on true),
+    'no_route', (select count(*) from public.workflow_runs as run where run.tenant_id = p_tenant_id
+        and run.status = 'queued' and run.pinned_agent_id is null
+                    and not exists (select from public.workflow_agent_routing as route
+                        where route.tenant_id = p_tenant_id and route.workflow_type = run.workflow_type)),
     'finished_last_24h', (select coalesce(jsonb_object_agg(recent.status, recent.number), '{}')
                             from (select status, count(*) as number from public.workflow_runs
-                                   where tenant_id = p_tenant_id and finished_at > now() - interval '24 hours' group by status) as recent),
+                                   where tenant_id = p_tenant_id and finished_at > now() - interval '24 hours'
+                                       group by status) as recent),
     'cost_last_24h_usd', (select coalesce(sum(dispatcher.known_cost(cost_estimate)), 0) from public.workflow_runs
                            where tenant_id = p_tenant_id and accounted_at > now() - interval '24 hours'),
     'notifications', (select coalesce(jsonb_object_agg(noted.state, noted.number), '{}')
-                        from (select state, count(*) as number from public.workflow_notifications where tenant_id = p_tenant_id group by state) as noted),
-    'last_tick', (select last_tick from public.dispatcher_instances where tenant_id = p_tenant_id and last_tick is not null order by last_tick ->> 'at' desc limit 1))
+                        from (select state, count(*) as number from public.workflow_notifications
+                            where tenant_id = p_tenant_id group by state) as noted),
+    'last_tick', (select last_tick from public.dispatcher_instances where tenant_id = p_tenant_id
+        and last_tick is not null order by last_tick ->> 'at' desc limit 1))
 $$;
-comment on function public.workflow_stats(uuid) is 'Runs by status and by type with their routes and the budgets that held them at the last tick, runs without a route, the last day, notifications, and the last tick.';
+comment on function public.workflow_stats(uuid) is
+  'Runs by status and by type with their routes and the budgets that held them at the last tick, runs without a '
+  'route, the last day, notifications, and the last tick.';
 
 select dispatcher.restrict_functions(array[
   'dispatch_workflows', 'workflow_stats'

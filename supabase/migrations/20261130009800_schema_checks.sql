@@ -11,7 +11,8 @@ as $$
   with relations as (
     select class.oid, class.oid::regclass::text as name, class.relkind
       from pg_catalog.pg_class as class
-     where class.relnamespace in ('public'::regnamespace, 'dispatcher'::regnamespace) and class.relkind in ('r', 'p', 'v', 'c')
+     where class.relnamespace in ('public'::regnamespace, 'dispatcher'::regnamespace)
+       and class.relkind in ('r', 'p', 'v', 'c')
   )
   select 'function', proc.oid::regprocedure::text,
          md5(concat_ws('|', proc.prosrc, pg_catalog.pg_get_function_arguments(proc.oid),
@@ -24,7 +25,8 @@ as $$
   select case relkind when 'v' then 'view' when 'c' then 'type' else 'table' end, name, '' from relations
   union all
   select 'column', relations.name || '.' || attribute.attname,
-         pg_catalog.format_type(attribute.atttypid, attribute.atttypmod) || case when attribute.attnotnull then ' not null' else '' end
+         pg_catalog.format_type(attribute.atttypid, attribute.atttypmod) || case when attribute.attnotnull
+             then ' not null' else '' end
     from relations
     join pg_catalog.pg_attribute as attribute on attribute.attrelid = relations.oid
    where attribute.attnum > 0 and not attribute.attisdropped
@@ -48,7 +50,8 @@ as $$
     join pg_catalog.pg_policy as policy on policy.polrelid = relations.oid
 $$;
 comment on function dispatcher.present_objects() is
-  'Every function, table, view, type, column, constraint, index, trigger and policy of the schemas public and dispatcher, with what of its definition reads the same in every PostgreSQL.';
+  'Every function, table, view, type, column, constraint, index, trigger and policy of the schemas public and '
+  'dispatcher, with what of its definition reads the same in every PostgreSQL.';
 
 create or replace function dispatcher.schema_drift() returns table (kind text, name text, problem text)
 language sql stable set search_path = ''
@@ -67,7 +70,8 @@ as $$
          -- A table or view that is gone is told once, without its columns and all that stood on them.
      and (expected.kind in ('table', 'view', 'type', 'function')
           or exists (select from present as parent
-                      where parent.kind in ('table', 'view', 'type') and parent.name = regexp_replace(expected.name, '[.][^.]+$', '')))
+                      where parent.kind in ('table', 'view', 'type')
+                        and parent.name = regexp_replace(expected.name, '[.][^.]+$', '')))
   union all
   select present.kind, present.name, 'retired'
     from present
@@ -81,7 +85,8 @@ as $$
    order by 1, 2
 $$;
 comment on function dispatcher.schema_drift() is
-  'What differs from what the files make: missing, differs, or retired (a function, view or trigger of an earlier version). Empty when all is well.';
+  'What differs from what the files make: missing, differs, or retired (a function, view or trigger of an earlier '
+  'version). Empty when all is well.';
 
 create or replace function dispatcher.drop_retired_objects() returns void
 language plpgsql volatile set search_path = ''
@@ -97,7 +102,8 @@ begin
     loop
       begin
         if v_retired.kind = 'trigger' then
-          execute format('drop trigger %s on %s', split_part(v_retired.name, '.', 3), regexp_replace(v_retired.name, '[.][^.]+$', ''));
+          execute format('drop trigger %s on %s', split_part(v_retired.name, '.', 3),
+              regexp_replace(v_retired.name, '[.][^.]+$', ''));
         else
           execute format('drop %s %s', v_retired.kind, v_retired.name);
         end if;
@@ -111,26 +117,30 @@ begin
 end
 $$;
 comment on function dispatcher.drop_retired_objects() is
-  'Drops the functions, views and triggers of earlier versions. An object of somebody else that depends on one stops it, and is named.';
+  'Drops the functions, views and triggers of earlier versions. An object of somebody else that depends on one stops '
+  'it, and is named.';
 
 create or replace function dispatcher.schema_exposure() returns table (name text, fault text)
 language sql stable set search_path = ''
 as $$
   with ours as (
     select distinct expected.kind, expected.name from dispatcher.expected_objects() as expected
-     where expected.kind in ('table', 'view', 'function') and (expected.base_of is null or dispatcher.owns(expected.base_of))
+     where expected.kind in ('table', 'view', 'function') and (expected.base_of is null
+       or dispatcher.owns(expected.base_of))
     union
     select present.kind, present.name from dispatcher.present_objects() as present
      where present.kind in ('table', 'view', 'function') and present.name like 'dispatcher.%'
   ),
   relations as (
-    select class.oid, class.oid::regclass::text as name, class.relkind, class.relowner, class.relrowsecurity, class.relacl
+    select class.oid, class.oid::regclass::text as name, class.relkind, class.relowner, class.relrowsecurity,
+        class.relacl
       from pg_catalog.pg_class as class
       join ours on ours.kind <> 'function' and class.oid = to_regclass(ours.name)
   ),
   grants as (
     select relations.name, grant_.grantee, grant_.privilege_type, 'relation' as kind
-      from relations, pg_catalog.aclexplode(coalesce(relations.relacl, pg_catalog.acldefault('r', relations.relowner))) as grant_
+      from relations, pg_catalog.aclexplode(coalesce(relations.relacl,
+          pg_catalog.acldefault('r', relations.relowner))) as grant_
     union all
     select relations.name || '.' || attribute.attname, grant_.grantee, grant_.privilege_type, 'relation'
       from relations
@@ -139,7 +149,8 @@ as $$
     union all
     select sequence.oid::regclass::text, grant_.grantee, grant_.privilege_type, 'sequence'
       from relations
-      join pg_catalog.pg_depend as link on link.refobjid = relations.oid and link.refclassid = 'pg_catalog.pg_class'::regclass
+      join pg_catalog.pg_depend as link on link.refobjid = relations.oid
+          and link.refclassid = 'pg_catalog.pg_class'::regclass
                                        and link.classid = 'pg_catalog.pg_class'::regclass and link.deptype in ('a', 'i')
       join pg_catalog.pg_class as sequence on sequence.oid = link.objid and sequence.relkind = 'S',
            pg_catalog.aclexplode(coalesce(sequence.relacl, pg_catalog.acldefault('s', sequence.relowner))) as grant_
@@ -167,7 +178,8 @@ as $$
    order by 1, 2
 $$;
 comment on function dispatcher.schema_exposure() is
-  'Every table of ours without row level security, every right on anything of ours that public or anon holds, every function and sequence that authenticated may use. Empty when all is well.';
+  'Every table of ours without row level security, every right on anything of ours that public or anon holds, every '
+  'function and sequence that authenticated may use. Empty when all is well.';
 
 create or replace function dispatcher.open_neighbours() returns setof text
 language sql stable set search_path = ''

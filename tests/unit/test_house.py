@@ -232,3 +232,16 @@ def test_no_file_names_a_place_of_one_machine() -> None:
         places.append(f"{REPOSITORY}/")
     naming = [path for path in tracked_files() for place in places if place.encode() in path.read_bytes()]
     assert naming == []
+
+
+def test_lines_of_sql_fit_the_width_of_the_house() -> None:
+    written = [
+        file
+        for file in (REPOSITORY / "supabase" / "migrations").glob("*.sql")
+        if not file.name.endswith(("schema_version.sql", "retired.sql"))
+    ]
+    assert written
+    lines = [
+        (file.name, number, line) for file in written for number, line in enumerate(file.read_text().splitlines(), 1)
+    ]
+    assert [(name, number) for name, number, line in lines if len(line) > 120] == []

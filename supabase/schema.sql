@@ -6620,8 +6620,9 @@ CREATE FUNCTION public.current_tenant_id() RETURNS uuid
     LANGUAGE sql STABLE
     SET search_path TO ''
     AS $$
-        select coalesce(nullif(nullif(current_setting('request.jwt.claims', true), '')::jsonb ->> 'tenant_id',
-            '')::uuid,
+        -- YourHQ's claim. One at the top of a token is somebody else's; without the right one it is the all-zero tenant.
+        select coalesce(nullif(nullif(current_setting('request.jwt.claims', true), '')::jsonb
+                                 #>> '{app_metadata,tenant_id}', '')::uuid,
                         '00000000-0000-0000-0000-000000000000'::uuid)
       $$;
 
@@ -6702,8 +6703,8 @@ CREATE FUNCTION public.dispatcher_schema() RETURNS jsonb
     SET search_path TO ''
     AS $$
   select jsonb_build_object(
-    'revision', 32,
-    'fingerprint', 'bb518527281b2df11498e5c79e51012675742f2dedd88f1f83ced715c12b6d33',
+    'revision', 34,
+    'fingerprint', '4bdd7a0ca538495237b91db75aafff6ffdfd3e8a31226d6a021aab4c766d2239',
     'drift', coalesce(jsonb_agg(drift.kind || ' ' || drift.name || ' ' || drift.problem), '[]'))
   from (select * from dispatcher.schema_drift() limit 20) as drift
 $$;

@@ -2,5 +2,5 @@
 
 from typing import Final
 
-REVISION: Final = 32
-FINGERPRINT: Final = "bb518527281b2df11498e5c79e51012675742f2dedd88f1f83ced715c12b6d33"
+REVISION: Final = 34
+FINGERPRINT: Final = "4bdd7a0ca538495237b91db75aafff6ffdfd3e8a31226d6a021aab4c766d2239"

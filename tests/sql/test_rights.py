@@ -391,11 +391,13 @@ def seen(connection: Connection, relation: Relation) -> set[object] | None:
 
 
 def as_user_of(project: Project, tenant: uuid.UUID) -> Connection:
-    return project.database.connect("authenticated", {"tenant_id": str(tenant), "sub": str(uuid.uuid4())})
+    return project.database.connect(
+        "authenticated", {"app_metadata": {"tenant_id": str(tenant)}, "sub": str(uuid.uuid4())}
+    )
 
 
 def test_ff27_anon_reads_nothing(filled: Project) -> None:
-    anon = filled.database.connect("anon", {"tenant_id": str(TENANT)})
+    anon = filled.database.connect("anon", {"app_metadata": {"tenant_id": str(TENANT)}})
     assert {one.name: found for one in filled.readable if (found := seen(anon, one)) is not None} == {}
 
 
@@ -423,7 +425,7 @@ def test_service_role_sees_every_tenant(filled: Project) -> None:
 
 @pytest.mark.parametrize("role", ["anon", "authenticated"])
 def test_ff27_nobody_but_the_service_role_writes(filled: Project, role: str) -> None:
-    connection = filled.database.connect(role, {"tenant_id": str(TENANT)})
+    connection = filled.database.connect(role, {"app_metadata": {"tenant_id": str(TENANT)}})
     written = [
         f"{statement} {one.name}"
         for one in filled.tables
@@ -468,7 +470,7 @@ def test_what_a_user_may_change_stays_in_the_own_tenant(filled: Project, name: s
 
 @pytest.mark.parametrize("role", ["anon", "authenticated"])
 def test_ff27_no_function_of_ours_can_be_called(filled: Project, role: str) -> None:
-    connection = filled.database.connect(role, {"tenant_id": str(TENANT)})
+    connection = filled.database.connect(role, {"app_metadata": {"tenant_id": str(TENANT)}})
     callable_ones = CALLABLE if role == "authenticated" else {}
     called = [
         one.signature
@@ -492,3 +494,27 @@ def test_nobody_listens_to_a_private_topic_of_ours_but_the_service_role(filled: 
     for policy in policies:
         assert (policy["roles"], policy["cmd"]) == (["authenticated"], "SELECT")
         assert "current_tenant_id" in policy["qual"]
+
+
+@pytest.mark.parametrize(
+    ("claims", "tenant"),
+    [
+        ({"app_metadata": {"tenant_id": str(TENANT)}}, TENANT),
+        ({"tenant_id": str(TENANT)}, uuid.UUID(int=0)),  # not where YourHQ puts it: anybody's own words
+        ({"user_metadata": {"tenant_id": str(TENANT)}}, uuid.UUID(int=0)),
+        ({"app_metadata": {"tenant_id": ""}}, uuid.UUID(int=0)),
+        ({"app_metadata": {}}, uuid.UUID(int=0)),
+        ({}, uuid.UUID(int=0)),
+    ],
+)
+def test_s06_a_users_tenant_is_the_claim_that_yourhq_writes(
+    project: Project, claims: dict[str, object], tenant: uuid.UUID
+) -> None:
+    user = project.database.connect("authenticated", claims)
+    assert user.execute("select public.current_tenant_id() as tenant").fetchall() == [{"tenant": tenant}]
+
+
+def test_s06_a_tenant_that_is_none_sees_nothing(project: Project) -> None:
+    user = project.database.connect("authenticated", {"app_metadata": {"tenant_id": "everybody"}})
+    with pytest.raises(psycopg.errors.InvalidTextRepresentation):
+        user.execute("select from public.agents")

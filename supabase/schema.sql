@@ -6620,7 +6620,7 @@ CREATE FUNCTION public.current_tenant_id() RETURNS uuid
     LANGUAGE sql STABLE
     SET search_path TO ''
     AS $$
-        -- YourHQ's claim. One at the top of a token is somebody else's; without the right one it is the all-zero tenant.
+        -- YourHQ's claim. One at the top of a token is somebody else's. Without it: the all-zero tenant.
         select coalesce(nullif(nullif(current_setting('request.jwt.claims', true), '')::jsonb
                                  #>> '{app_metadata,tenant_id}', '')::uuid,
                         '00000000-0000-0000-0000-000000000000'::uuid)
@@ -6703,8 +6703,8 @@ CREATE FUNCTION public.dispatcher_schema() RETURNS jsonb
     SET search_path TO ''
     AS $$
   select jsonb_build_object(
-    'revision', 34,
-    'fingerprint', '4bdd7a0ca538495237b91db75aafff6ffdfd3e8a31226d6a021aab4c766d2239',
+    'revision', 35,
+    'fingerprint', '108ce6dd02f0239cf71b86f716c35190a6bef81fb26ed869730a5911618db278',
     'drift', coalesce(jsonb_agg(drift.kind || ' ' || drift.name || ' ' || drift.problem), '[]'))
   from (select * from dispatcher.schema_drift() limit 20) as drift
 $$;

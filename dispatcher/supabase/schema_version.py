@@ -2,5 +2,5 @@
 
 from typing import Final
 
-REVISION: Final = 34
-FINGERPRINT: Final = "4bdd7a0ca538495237b91db75aafff6ffdfd3e8a31226d6a021aab4c766d2239"
+REVISION: Final = 35
+FINGERPRINT: Final = "108ce6dd02f0239cf71b86f716c35190a6bef81fb26ed869730a5911618db278"

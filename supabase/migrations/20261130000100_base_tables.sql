@@ -285,7 +285,7 @@ begin
       create or replace function public.current_tenant_id() returns uuid
       language sql stable set search_path = ''
       as $body$
-        -- YourHQ's claim. One at the top of a token is somebody else's; without the right one it is the all-zero tenant.
+        -- YourHQ's claim. One at the top of a token is somebody else's. Without it: the all-zero tenant.
         select coalesce(nullif(nullif(current_setting('request.jwt.claims', true), '')::jsonb
                                  #>> '{app_metadata,tenant_id}', '')::uuid,
                         '00000000-0000-0000-0000-000000000000'::uuid)

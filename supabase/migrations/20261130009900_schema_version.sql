@@ -986,7 +986,7 @@ as $expected$
     ('function', 'public.close_inbox_item(uuid,uuid,text,text,uuid)', 'a482326419442b1e41ef3e7c147a4e29', null),
     ('function', 'public.complete_inbox_item(uuid)', '0ca61edb327c233e7c9c1098a40d816a', 'public.complete_inbox_item(uuid)'),
     ('function', 'public.complete_workflow_run(uuid,uuid,text,jsonb,jsonb,uuid)', '19f171e4cb9a514b2802963a28e5124c', null),
-    ('function', 'public.current_tenant_id()', 'ee791a2197f6dc00df3fb6e8bb79835a', 'public.current_tenant_id()'),
+    ('function', 'public.current_tenant_id()', '2a758fec0928fbebe6a3517e673fa2c6', 'public.current_tenant_id()'),
     ('function', 'public.deactivate_budget(uuid,text)', '1fa947e78a399916fadeb190840ef3ab', null),
     ('function', 'public.dispatch_workflows(uuid,text,jsonb)', '0f152d9fce94e8a7742fcf6b98fdc82a', null),
     ('function', 'public.dispatcher_gauges(uuid)', '54825e7d1eef11e1fb2770c42db4cd90', null),
@@ -1209,8 +1209,8 @@ create or replace function public.dispatcher_schema() returns jsonb
 language sql stable set search_path = ''
 as $$
   select jsonb_build_object(
-    'revision', 34,
-    'fingerprint', '4bdd7a0ca538495237b91db75aafff6ffdfd3e8a31226d6a021aab4c766d2239',
+    'revision', 35,
+    'fingerprint', '108ce6dd02f0239cf71b86f716c35190a6bef81fb26ed869730a5911618db278',
     'drift', coalesce(jsonb_agg(drift.kind || ' ' || drift.name || ' ' || drift.problem), '[]'))
   from (select * from dispatcher.schema_drift() limit 20) as drift
 $$;

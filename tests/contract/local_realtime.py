@@ -9,6 +9,7 @@ from aiohttp import web
 
 from dispatcher.local.keys import Keys
 from dispatcher.local.realtime import Faults, Limits, RealtimeServer, Timings
+from tests.support.loops import end_loop
 
 Result = TypeVar("Result")
 PATHS = ("/realtime/v1/websocket", "/socket/websocket")
@@ -55,9 +56,7 @@ class LocalRealtime:
 
     def __exit__(self, *_: object) -> None:
         self._in_loop(self._stop())
-        self._loop.call_soon_threadsafe(self._loop.stop)
-        self._thread.join(10)
-        self._loop.close()
+        end_loop(self._loop, self._thread, None)
 
     def close_server(self, code: int = 1012) -> None:
         """The server's own shutdown; `__exit__` may still follow."""

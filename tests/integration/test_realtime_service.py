@@ -203,6 +203,7 @@ def test_ff04_a_socket_whose_heartbeats_go_unanswered_is_replaced(server: Phoeni
 def test_ff05_every_kind_of_close_is_a_drop(server: PhoenixServer, listen: Listen, code: int | None) -> None:
     listener = listen(mode="postgres_changes")
     listener.until("ready")
+    wait_until(lambda: len(server.joins()) == CHANGES_CHANNELS)  # ready is told by the first of them
     bindings = [entries_of(join["payload"]) for join in server.joins()]
     server.drop(code)
     wait_until(lambda: server.connections == 2, 5.0)

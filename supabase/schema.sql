@@ -921,14 +921,10 @@ begin
   update public.inbox_item_leases as lease
      set closed_at = v_now, outcome = case when p_outcome = 'failed' then v_item.status::text else p_outcome end
    where lease.item_id = p_item_id;
-  if v_item.status = 'dead_letter' then
-    perform dispatcher.tell_dead_letters(v_item.agent_id, array[p_item_id],
-        format('Its agent failed it for good: %s', left(p_reason, 500)));
-  end if;
 end
 $$;
 
-COMMENT ON FUNCTION dispatcher.close_leased_item(p_item_id uuid, p_outcome text, p_reason text) IS 'Writes how an item ends that the caller holds under its lease; one that is given up is told.';
+COMMENT ON FUNCTION dispatcher.close_leased_item(p_item_id uuid, p_outcome text, p_reason text) IS 'Writes how an item ends that the caller holds under its lease; the trigger of the table tells one that is given up.';
 
 CREATE FUNCTION dispatcher.complete_workflow_row(p_run public.workflow_runs) RETURNS public.workflow_runs
     LANGUAGE plpgsql STABLE
@@ -1035,8 +1031,11 @@ CREATE FUNCTION dispatcher.dead_letters_of_wake(p_wake public.agent_wakes, p_kno
     LANGUAGE sql STABLE
     SET search_path TO ''
     AS $$
-  select coalesce(array_agg(lease.item_id), '{}') from public.inbox_item_leases as lease
-   where lease.wake_id = p_wake.id and lease.outcome = 'dead_letter' and lease.item_id <> all (p_known)
+  -- YourHQ's functions, too, leave their time, and know no leases of ours.
+  select coalesce(array_agg(item.id order by item.created_at, item.id), '{}') from public.agent_inbox_items as item
+   where item.agent_id = p_wake.agent_id and item.status = 'dead_letter' and item.id <> all (p_known)
+     and item.failed_at between p_wake.claimed_at and clock_timestamp()
+     and item.leased_at between p_wake.claimed_at and item.failed_at
 $$;
 
 COMMENT ON FUNCTION dispatcher.dead_letters_of_wake(p_wake public.agent_wakes, p_known uuid[]) IS 'Items the agent itself failed for good in a wake, without p_known.';
@@ -2134,6 +2133,16 @@ begin
                join public.agents as agent on agent.id = item.agent_id and agent.tenant_id = item.tenant_id
               where item.status in ('pending', 'failed')
               group by agent.gateway_id, agent.id) as hint;
+    -- Whoever gave them up: our functions, YourHQ's, or a row written by hand. What our own passes give up, they tell.
+    perform dispatcher.tell_dead_letters(given_up.agent_id, given_up.item_ids, coalesce(given_up.reason, 'none given'))
+       from (select item.agent_id, array_agg(item.id order by item.created_at, item.id) as item_ids,
+                    (array_agg(left(item.context ->> 'last_failure_reason', 500)
+                               order by item.created_at, item.id))[1] as reason
+               from new_items as item
+               join old_items as before on before.id = item.id and before.status is distinct from item.status
+               join public.agents as agent on agent.id = item.agent_id and agent.tenant_id = item.tenant_id
+              where item.status = 'dead_letter'
+              group by item.agent_id) as given_up;
   end if;
   return null;
 exception when others then
@@ -2143,7 +2152,7 @@ exception when others then
 end
 $$;
 
-COMMENT ON FUNCTION dispatcher.hint_inbox_update() IS 'After an update of items: one hint per agent and statement for what is back to pending or failed, and when a finished item was reopened. Never fails the update.';
+COMMENT ON FUNCTION dispatcher.hint_inbox_update() IS 'After an update of items: one hint per agent and statement for what is back to pending or failed, one notification for what was given up, and when a finished item was reopened. Never fails the update.';
 
 CREATE FUNCTION dispatcher.hint_other_gateways(p_tick dispatcher.tick) RETURNS void
     LANGUAGE sql
@@ -2535,7 +2544,7 @@ CREATE FUNCTION dispatcher.is_quiet() RETURNS boolean
     SET search_path TO ''
     AS $$ select coalesce(current_setting('dispatcher.quiet', true), '') = 'on' $$;
 
-COMMENT ON FUNCTION dispatcher.is_quiet() IS 'Whether this transaction is one of ours that looks again by itself: its changes need no hint.';
+COMMENT ON FUNCTION dispatcher.is_quiet() IS 'Whether this transaction is one of ours that looks again by itself: its changes need no hint, and it tells what it gives up.';
 
 CREATE FUNCTION dispatcher.is_same_attempt(p_run public.workflow_runs, p_session text, p_wake_id uuid) RETURNS boolean
     LANGUAGE sql STABLE
@@ -5931,8 +5940,8 @@ begin
                                      where mark.item_id = item.id and mark.closed_by_user_at >= p_wake.claimed_at))
       or exists (select from public.agent_inbox_items as item
                   where item.agent_id = p_wake.agent_id and item.status in ('failed', 'dead_letter')
-                    and item.leased_at >= p_wake.claimed_at
-                    and item.failed_at between item.leased_at and clock_timestamp())
+                    and item.failed_at between p_wake.claimed_at and clock_timestamp()
+                    and item.leased_at between p_wake.claimed_at and item.failed_at)
       -- or worked on a run,
       or dispatcher.wake_worked_on_a_run(p_wake.id)
       -- or there was nothing left to do: what it holds and did not close is left.
@@ -6703,8 +6712,8 @@ CREATE FUNCTION public.dispatcher_schema() RETURNS jsonb
     SET search_path TO ''
     AS $$
   select jsonb_build_object(
-    'revision', 35,
-    'fingerprint', '108ce6dd02f0239cf71b86f716c35190a6bef81fb26ed869730a5911618db278',
+    'revision', 36,
+    'fingerprint', '6c1f84f78eec369f6f1885694b115208b41b58421791e0b6774e8fffc56a7d8f',
     'drift', coalesce(jsonb_agg(drift.kind || ' ' || drift.name || ' ' || drift.problem), '[]'))
   from (select * from dispatcher.schema_drift() limit 20) as drift
 $$;
@@ -8496,6 +8505,8 @@ ALTER TABLE ONLY public.workspace
     ADD CONSTRAINT workspace_tenant_id_key UNIQUE (tenant_id);
 
 CREATE INDEX agent_inbox_items_completed ON public.agent_inbox_items USING btree (agent_id, completed_at) WHERE (completed_at IS NOT NULL);
+
+CREATE INDEX agent_inbox_items_failed ON public.agent_inbox_items USING btree (agent_id, failed_at) WHERE (status = ANY (ARRAY['failed'::public.inbox_item_status, 'dead_letter'::public.inbox_item_status]));
 
 CREATE INDEX agent_inbox_items_leased ON public.agent_inbox_items USING btree (agent_id, leased_until) WHERE (status = 'leased'::public.inbox_item_status);
 

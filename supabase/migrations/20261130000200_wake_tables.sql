@@ -214,6 +214,8 @@ create index if not exists agent_inbox_items_spent on public.agent_inbox_items (
   where status in ('pending', 'leased') and attempt_count >= max_attempts;
 create index if not exists agent_inbox_items_leased on public.agent_inbox_items (agent_id, leased_until)
     where status = 'leased';
+create index if not exists agent_inbox_items_failed on public.agent_inbox_items (agent_id, failed_at)
+    where status in ('failed', 'dead_letter');
 create index if not exists agent_inbox_items_open on public.agent_inbox_items (agent_id, created_at)
   where status in ('pending', 'failed', 'leased') and attempt_count < max_attempts;
 

@@ -32,7 +32,8 @@ create or replace function dispatcher.is_quiet() returns boolean
 language sql stable set search_path = ''
 as $$ select coalesce(current_setting('dispatcher.quiet', true), '') = 'on' $$;
 comment on function dispatcher.is_quiet() is
-  'Whether this transaction is one of ours that looks again by itself: its changes need no hint.';
+  'Whether this transaction is one of ours that looks again by itself: its changes need no hint, and it tells what it '
+  'gives up.';
 
 create or replace function dispatcher.hint_inbox_insert() returns trigger
 language plpgsql volatile security definer set search_path = ''
@@ -111,6 +112,16 @@ begin
                join public.agents as agent on agent.id = item.agent_id and agent.tenant_id = item.tenant_id
               where item.status in ('pending', 'failed')
               group by agent.gateway_id, agent.id) as hint;
+    -- Whoever gave them up: our functions, YourHQ's, or a row written by hand. What our own passes give up, they tell.
+    perform dispatcher.tell_dead_letters(given_up.agent_id, given_up.item_ids, coalesce(given_up.reason, 'none given'))
+       from (select item.agent_id, array_agg(item.id order by item.created_at, item.id) as item_ids,
+                    (array_agg(left(item.context ->> 'last_failure_reason', 500)
+                               order by item.created_at, item.id))[1] as reason
+               from new_items as item
+               join old_items as before on before.id = item.id and before.status is distinct from item.status
+               join public.agents as agent on agent.id = item.agent_id and agent.tenant_id = item.tenant_id
+              where item.status = 'dead_letter'
+              group by item.agent_id) as given_up;
   end if;
   return null;
 exception when others then
@@ -120,8 +131,8 @@ exception when others then
 end
 $$;
 comment on function dispatcher.hint_inbox_update() is
-  'After an update of items: one hint per agent and statement for what is back to pending or failed, and when a '
-  'finished item was reopened. Never fails the update.';
+  'After an update of items: one hint per agent and statement for what is back to pending or failed, one notification '
+  'for what was given up, and when a finished item was reopened. Never fails the update.';
 
 create or replace function dispatcher.hint_agent_change() returns trigger
 language plpgsql volatile security definer set search_path = ''

@@ -100,8 +100,8 @@ begin
                                      where mark.item_id = item.id and mark.closed_by_user_at >= p_wake.claimed_at))
       or exists (select from public.agent_inbox_items as item
                   where item.agent_id = p_wake.agent_id and item.status in ('failed', 'dead_letter')
-                    and item.leased_at >= p_wake.claimed_at
-                    and item.failed_at between item.leased_at and clock_timestamp())
+                    and item.failed_at between p_wake.claimed_at and clock_timestamp()
+                    and item.leased_at between p_wake.claimed_at and item.failed_at)
       -- or worked on a run,
       or dispatcher.wake_worked_on_a_run(p_wake.id)
       -- or there was nothing left to do: what it holds and did not close is left.
@@ -455,8 +455,11 @@ comment on function dispatcher.end_wake(uuid, uuid, text, integer, text) is
 create or replace function dispatcher.dead_letters_of_wake(p_wake public.agent_wakes, p_known uuid[]) returns uuid[]
 language sql stable set search_path = ''
 as $$
-  select coalesce(array_agg(lease.item_id), '{}') from public.inbox_item_leases as lease
-   where lease.wake_id = p_wake.id and lease.outcome = 'dead_letter' and lease.item_id <> all (p_known)
+  -- YourHQ's functions, too, leave their time, and know no leases of ours.
+  select coalesce(array_agg(item.id order by item.created_at, item.id), '{}') from public.agent_inbox_items as item
+   where item.agent_id = p_wake.agent_id and item.status = 'dead_letter' and item.id <> all (p_known)
+     and item.failed_at between p_wake.claimed_at and clock_timestamp()
+     and item.leased_at between p_wake.claimed_at and item.failed_at
 $$;
 comment on function dispatcher.dead_letters_of_wake(public.agent_wakes, uuid[]) is
   'Items the agent itself failed for good in a wake, without p_known.';

@@ -280,14 +280,10 @@ begin
   update public.inbox_item_leases as lease
      set closed_at = v_now, outcome = case when p_outcome = 'failed' then v_item.status::text else p_outcome end
    where lease.item_id = p_item_id;
-  if v_item.status = 'dead_letter' then
-    perform dispatcher.tell_dead_letters(v_item.agent_id, array[p_item_id],
-        format('Its agent failed it for good: %s', left(p_reason, 500)));
-  end if;
 end
 $$;
 comment on function dispatcher.close_leased_item(uuid, text, text) is
-  'Writes how an item ends that the caller holds under its lease; one that is given up is told.';
+  'Writes how an item ends that the caller holds under its lease; the trigger of the table tells one that is given up.';
 
 create or replace function public.close_inbox_item(
   p_item_id uuid,

@@ -718,10 +718,10 @@ as $expected$
     ('function', 'dispatcher.claim_waiting_wakes(uuid,integer,uuid)', '4ac4328708e5cae3f50231908ba1efe9', null),
     ('function', 'dispatcher.claimed_answer(text,public.workflow_runs)', 'e22f6e90a48b5348952cc276dbe40188', null),
     ('function', 'dispatcher.clean_inbox_reason(text)', 'ff1e262d4979d14cd850320b57c7227d', null),
-    ('function', 'dispatcher.close_leased_item(uuid,text,text)', '5dc53afedac74a62f6302b33046f6db9', null),
+    ('function', 'dispatcher.close_leased_item(uuid,text,text)', '302cf759f8f623122d33d303725d9de5', null),
     ('function', 'dispatcher.complete_workflow_row(public.workflow_runs)', '195e8095189aea5a74005626add16e83', null),
     ('function', 'dispatcher.contained_claim(dispatcher.claimant,jsonb,uuid)', '49e8c7be89032540fb9ec2affc0c4f0c', null),
-    ('function', 'dispatcher.dead_letters_of_wake(public.agent_wakes,uuid[])', '3323dcf6e16b1562cf4287da19b02728', null),
+    ('function', 'dispatcher.dead_letters_of_wake(public.agent_wakes,uuid[])', '5b9e8a8170ad8a249f74da11a84d6d44', null),
     ('function', 'dispatcher.deadline_of_run(timestamp with time zone,integer)', 'ea5528f0ac19703580d1d3bbfd4f4ff9', null),
     ('function', 'dispatcher.depth_of_post(public.agent_wakes)', '1de293c9cd8225829088890184e8f772', null),
     ('function', 'dispatcher.dispatch_queued_runs(dispatcher.tick)', '8c139ac6db015b3663ec5445f8ef2caf', null),
@@ -773,7 +773,7 @@ as $expected$
     ('function', 'dispatcher.hint_agent_change()', '854be7fc785a655da23dcb0d42140800', null),
     ('function', 'dispatcher.hint_budget_change()', '5d2e36557aa2950941652ab4289b4aad', null),
     ('function', 'dispatcher.hint_inbox_insert()', '982c5aa6e9cd6567132ff6c5936a428a', null),
-    ('function', 'dispatcher.hint_inbox_update()', 'e56238cea4face93b51b0fd3b1fbf635', null),
+    ('function', 'dispatcher.hint_inbox_update()', '4be36ec1449425706427e4791636fe12', null),
     ('function', 'dispatcher.hint_other_gateways(dispatcher.tick)', 'eeb82651655bd7991089fa12f5d50444', null),
     ('function', 'dispatcher.hint_workflow_daemons(uuid,uuid)', '8eebe0d0e3b5afdb9e031ff0f444e8c8', null),
     ('function', 'dispatcher.hint_workflow_insert()', 'ecea3c4c50e15060c138e97b74f0e59e', null),
@@ -955,7 +955,7 @@ as $expected$
     ('function', 'dispatcher.wake_end_state(public.agent_wakes,text,integer)', 'dd48702e026489d66a070ce9d2684526', null),
     ('function', 'dispatcher.wake_gates(dispatcher.gate_facts,public.dispatcher_settings,boolean)', '8dd26ec258835bdd6add93a4edb258fa', null),
     ('function', 'dispatcher.wake_grant(public.agent_wakes)', '0077a496daf72e22605508da3d2d6d0f', null),
-    ('function', 'dispatcher.wake_has_progress(public.agent_wakes)', '0104be1f07c4feae455bc26416eef5fd', null),
+    ('function', 'dispatcher.wake_has_progress(public.agent_wakes)', 'd0ba0467976a8254bc54cc054471729c', null),
     ('function', 'dispatcher.wake_to_lease_in(uuid,uuid)', 'ac05c05ad4d4f4c5a3a2892cdb79add7', null),
     ('function', 'dispatcher.wake_worked_on_a_run(uuid)', 'bdf51d9084568b68c85b917082e5357c', null),
     ('function', 'dispatcher.wakes_to_stop(uuid)', '5052bf2c5e62972e034934873a3f7ce6', null),
@@ -1032,6 +1032,7 @@ as $expected$
     ('index', 'dispatcher.owned_objects.owned_objects_pkey', '', null),
     ('index', 'public.agent_budgets.agent_budgets_pkey', '', 'public.agent_budgets'),
     ('index', 'public.agent_inbox_items.agent_inbox_items_completed', '', null),
+    ('index', 'public.agent_inbox_items.agent_inbox_items_failed', '', null),
     ('index', 'public.agent_inbox_items.agent_inbox_items_leased', '', null),
     ('index', 'public.agent_inbox_items.agent_inbox_items_open', '', null),
     ('index', 'public.agent_inbox_items.agent_inbox_items_pkey', '', 'public.agent_inbox_items'),
@@ -1209,8 +1210,8 @@ create or replace function public.dispatcher_schema() returns jsonb
 language sql stable set search_path = ''
 as $$
   select jsonb_build_object(
-    'revision', 35,
-    'fingerprint', '108ce6dd02f0239cf71b86f716c35190a6bef81fb26ed869730a5911618db278',
+    'revision', 36,
+    'fingerprint', '6c1f84f78eec369f6f1885694b115208b41b58421791e0b6774e8fffc56a7d8f',
     'drift', coalesce(jsonb_agg(drift.kind || ' ' || drift.name || ' ' || drift.problem), '[]'))
   from (select * from dispatcher.schema_drift() limit 20) as drift
 $$;

@@ -689,6 +689,38 @@ def test_c22_a_dead_letter_of_an_agent_is_told(inbox: Inbox) -> None:
     assert "broken for good" in note["body"]
 
 
+def test_c22_a_dead_letter_by_yourhqs_own_function_or_by_hand_is_told(own: Inbox) -> None:
+    first = own.seed.item(attempt_count=3)
+    own.database.call("fail_inbox_item", {"p_item_id": first, "p_reason": "the mail server refused"})
+    own.seed.agent("bob")
+    for _ in range(2):
+        own.seed.item("bob")
+    own.database.execute("update public.agent_inbox_items set status = 'dead_letter' where status = 'pending'")
+    own.database.execute("update public.agent_inbox_items set status = 'dead_letter', updated_at = now()")
+    notes = own.database.rows(
+        "select body, meta from public.notifications where type = 'dead_letter' order by created_at"
+    )
+    assert [note["meta"]["items"] for note in notes] == [
+        1,
+        2,
+    ]  # one for each agent and statement, none when told before
+    assert notes[0]["meta"]["item_ids"] == [str(first)]
+    assert "the mail server refused" in notes[0]["body"]
+
+
+def test_c22_a_wake_names_the_item_that_its_agent_failed_by_yourhqs_function(
+    own: Inbox, dispatcher: Callable[..., Dispatcher]
+) -> None:
+    daemon = dispatcher()
+    item_id = own.seed.item(attempt_count=2)
+    grant = daemon.claim(own.agent_id)
+    daemon.started(grant)
+    own.database.call("lease_inbox_item", {"p_agent_id": own.agent_id, "p_lease_seconds": 60})
+    own.database.call("fail_inbox_item", {"p_item_id": item_id})
+    ended = daemon.ended(grant)
+    assert (ended["state"], ended["dead_letters"]) == ("succeeded", [str(item_id)])
+
+
 @pytest.mark.own_database
 @pytest.mark.faults_expected
 def test_c10_a_notification_that_cannot_be_written_stops_no_close(own: Inbox) -> None:

@@ -3015,7 +3015,8 @@ CREATE FUNCTION dispatcher.lock_tables(VARIADIC p_tables text[]) RETURNS void
     SET lock_timeout TO '250ms'
     AS $$
 declare
-  v_ends_at constant timestamptz := clock_timestamp() + interval '3 seconds';
+  v_ends_at constant timestamptz := clock_timestamp()
+    + coalesce(nullif(current_setting('dispatcher.lock_patience', true), ''), '3 s')::interval;
   v_table text;
 begin
   loop
@@ -3035,7 +3036,7 @@ begin
 end
 $$;
 
-COMMENT ON FUNCTION dispatcher.lock_tables(VARIADIC p_tables text[]) IS 'Locks up to four tables of schema public for new keys, triggers and indexes: all at once or none, for 3 s at most (then 55P03). Each try ends before the deadlock check of the application (1 s), so that it is never the application that is cancelled.';
+COMMENT ON FUNCTION dispatcher.lock_tables(VARIADIC p_tables text[]) IS 'Locks up to four tables of schema public for new keys, triggers and indexes: all at once or none, for 3 s at most, or for as long as dispatcher.lock_patience says (then 55P03). Each try ends before the deadlock check of the application (1 s), so that it is never the application that is cancelled.';
 
 CREATE FUNCTION dispatcher.lock_wake(p_wake_id uuid, OUT wake public.agent_wakes, OUT verdict text) RETURNS record
     LANGUAGE plpgsql
@@ -6712,8 +6713,8 @@ CREATE FUNCTION public.dispatcher_schema() RETURNS jsonb
     SET search_path TO ''
     AS $$
   select jsonb_build_object(
-    'revision', 36,
-    'fingerprint', '6c1f84f78eec369f6f1885694b115208b41b58421791e0b6774e8fffc56a7d8f',
+    'revision', 37,
+    'fingerprint', '758d878a0483906af5e7dcb8fdcb2c88bc01940832197d0e71b6951bb7deebd3',
     'drift', coalesce(jsonb_agg(drift.kind || ' ' || drift.name || ' ' || drift.problem), '[]'))
   from (select * from dispatcher.schema_drift() limit 20) as drift
 $$;

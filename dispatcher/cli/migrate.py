@@ -27,7 +27,11 @@ def command(
     ] = False,
     again: Annotated[bool, typer.Option("--again", help="Apply all files once more, whatever is recorded.")] = False,
     patience: Annotated[
-        float, typer.Option(help="Seconds to go on trying while others hold what a file needs.", min=0)
+        float,
+        typer.Option(
+            help="Seconds the whole run may lose to others: tries that end without a lock, and pauses between tries.",
+            min=0,
+        ),
     ] = PATIENCE_SECONDS,
 ) -> None:
     """Apply the project's migrations and check the result. Safe to run twice, by two at once, and beside a daemon."""

@@ -2,5 +2,5 @@
 
 from typing import Final
 
-REVISION: Final = 36
-FINGERPRINT: Final = "6c1f84f78eec369f6f1885694b115208b41b58421791e0b6774e8fffc56a7d8f"
+REVISION: Final = 37
+FINGERPRINT: Final = "758d878a0483906af5e7dcb8fdcb2c88bc01940832197d0e71b6951bb7deebd3"

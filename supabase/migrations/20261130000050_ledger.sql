@@ -98,7 +98,8 @@ create or replace function dispatcher.lock_tables(variadic p_tables text[]) retu
 language plpgsql volatile set search_path = '' set lock_timeout = '250ms'
 as $$
 declare
-  v_ends_at constant timestamptz := clock_timestamp() + interval '3 seconds';
+  v_ends_at constant timestamptz := clock_timestamp()
+    + coalesce(nullif(current_setting('dispatcher.lock_patience', true), ''), '3 s')::interval;
   v_table text;
 begin
   loop
@@ -118,8 +119,8 @@ begin
 end
 $$;
 comment on function dispatcher.lock_tables(text[]) is
-  'Locks up to four tables of schema public for new keys, triggers and indexes: all at once or none, for 3 s at most '
-  '(then 55P03). Each try ends before the deadlock check of the application (1 s), so that it is never the '
+  'Locks up to four tables of schema public for new keys, triggers and indexes: all at once or none, for 3 s at most, '
+  'or for as long as dispatcher.lock_patience says (then 55P03). Each try ends before the deadlock check of the application (1 s), so that it is never the '
   'application that is cancelled.';
 
 create or replace function dispatcher.publish_table(p_table text) returns void

@@ -819,7 +819,7 @@ as $expected$
     ('function', 'dispatcher.lock_gateway(uuid)', 'aa1e3e9382c724eb2a5f19f2120bb477', null),
     ('function', 'dispatcher.lock_inbox_lease(uuid,uuid,text[],uuid)', '78dced412d50f448319d6ede277682f4', null),
     ('function', 'dispatcher.lock_routes(dispatcher.tick)', '86bccd13475923302dc152bee23fec3e', null),
-    ('function', 'dispatcher.lock_tables(text[])', 'd3cf040fa1561c1d8c06f26eb1082957', null),
+    ('function', 'dispatcher.lock_tables(text[])', '08e481d6c627c49c6aa3a23b29b1398f', null),
     ('function', 'dispatcher.lock_wake(uuid)', 'be78779564a80e754ea5bf71205b9fb6', null),
     ('function', 'dispatcher.lock_wake_state(uuid,uuid)', '01f3553986febfed65842b86c3297f68', null),
     ('function', 'dispatcher.lock_workflow_run(uuid,uuid)', '38e508b5e61c272c723cd4e5798a0f31', null),
@@ -1210,8 +1210,8 @@ create or replace function public.dispatcher_schema() returns jsonb
 language sql stable set search_path = ''
 as $$
   select jsonb_build_object(
-    'revision', 36,
-    'fingerprint', '6c1f84f78eec369f6f1885694b115208b41b58421791e0b6774e8fffc56a7d8f',
+    'revision', 37,
+    'fingerprint', '758d878a0483906af5e7dcb8fdcb2c88bc01940832197d0e71b6951bb7deebd3',
     'drift', coalesce(jsonb_agg(drift.kind || ' ' || drift.name || ' ' || drift.problem), '[]'))
   from (select * from dispatcher.schema_drift() limit 20) as drift
 $$;

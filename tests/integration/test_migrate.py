@@ -2,6 +2,7 @@
 
 import sys
 import threading
+import time
 from collections.abc import Callable
 from pathlib import Path
 
@@ -22,6 +23,7 @@ from dispatcher.supabase.migrate import (
     apply_migrations,
     migrations_directory,
 )
+from dispatcher.supabase.migrate.apply import Patience
 from tests.conftest import MIGRATIONS
 from tests.support.database import Database
 from tests.support.waiting import wait_until
@@ -327,7 +329,39 @@ def test_c07_nobody_queues_behind_it_for_longer_than_its_lock_timeout(
 
 def apply_until_blocked(url: str, directory: Path) -> None:
     with pytest.raises(MigrationBlocked):
-        apply_migrations(url, directory, patience=0.1)
+        apply_migrations(url, directory, patience=3)
+
+
+@pytest.mark.parametrize("patience", [0, 0.3, 5])
+@pytest.mark.usefixtures("held")
+def test_f6_patience_bounds_what_the_whole_run_loses(
+    empty_database: Database, directory: Path, patience: float
+) -> None:
+    """Two files wait; every lost try and every pause counts, whichever file it was for."""
+    write(directory, "20270104000000_late.sql", "select 1;")
+    began = time.monotonic()
+    with pytest.raises(MigrationBlocked, match=f"held this run up for {patience:g} s in all: gate is held by"):
+        apply_migrations(empty_database.url, directory, patience=patience)
+    assert patience <= time.monotonic() - began < patience + 3
+
+
+def test_f6_patience_is_one_for_all_files() -> None:
+    patience = Patience(12)
+    first = patience.pauses()
+    assert [next(first), patience.longest_wait()] == [0.5, 3.0]
+    patience.spend(9)
+    assert list(patience.pauses()) == [0.5, 1.0, 1.0]
+    assert list(first) == []
+    assert patience.longest_wait() == 0.25
+
+
+def test_f6_the_lock_of_tables_waits_no_longer_than_patience_lets_it(database: Database) -> None:
+    holder = database.connect(autocommit=False)
+    holder.execute("lock table public.agents in row exclusive mode")
+    began = time.monotonic()
+    with pytest.raises(MigrationBlocked, match=r"in all: .*agents is held by"):
+        apply_migrations(database.url, MIGRATIONS, again=True, patience=1)
+    assert time.monotonic() - began < 4
 
 
 def test_c08_a_parameter_of_another_driver_is_named(directory: Path) -> None:

@@ -33,7 +33,11 @@ if TYPE_CHECKING:
 
 # Any fixed number does, as long as nothing else in the project locks on it.
 _LOCK: Final = 7_223_150_648_112
-_LOCK_TIMEOUT: Final = "3s"
+_LONGEST_WAIT: Final = 3.0
+# Long enough to see who holds the lock; 0 would mean to wait without end.
+_SHORTEST_WAIT: Final = 0.25
+# The runner sets its own, see `_set_timeouts`.
+_SETS_LOCK_TIMEOUT: Final = re.compile(r"set\s+local\s+lock_timeout\b", re.IGNORECASE)
 _FIRST_PAUSE: Final = 0.5
 _LONGEST_PAUSE: Final = 10.0
 PATIENCE_SECONDS: Final = 120.0
@@ -93,7 +97,8 @@ def apply_migrations(
         directory: see `migrations_directory`.
         dry_run: only say what would be applied; writes nothing.
         again: apply all of them. Every file leaves alone what is there and makes what is gone.
-        patience: seconds to go on trying a file while others hold what it needs.
+        patience: seconds that the whole call may lose to others: the tries that ended without their lock, and the
+            pauses between tries. Its work is not bounded, nor a wait that ends with the lock (3 s each at most).
         tell: gets a line for each thing an operator should know while it happens.
 
     Raises:
@@ -145,13 +150,29 @@ def _why(migration: Migration, ledger: Mapping[str, Recorded]) -> str:
     return "changed" if _differs(migration, ledger) else "again"
 
 
-def pauses(patience: float) -> Iterator[float]:
-    """Seconds to wait between tries: doubled each time, at most 10, until the sum reaches `patience`."""
-    pause, spent = _FIRST_PAUSE, 0.0
-    while spent < patience:
-        yield pause
-        spent += pause
-        pause = min(pause * 2, _LONGEST_PAUSE)
+class Patience:
+    """Seconds that may still be lost to others; spent by whoever waits in vain or pauses."""
+
+    def __init__(self, seconds: float) -> None:
+        self.seconds = seconds
+        self.left = seconds
+
+    def spend(self, seconds: float) -> None:
+        """Take this from what is left."""
+        self.left = max(0.0, self.left - seconds)
+
+    def longest_wait(self) -> float:
+        """Seconds to wait for one lock now: 3 at most, and never 0, which PostgreSQL takes for no limit."""
+        return max(_SHORTEST_WAIT, min(_LONGEST_WAIT, self.left))
+
+    def pauses(self) -> Iterator[float]:
+        """Seconds to wait before the next tries: doubled each time, at most 10, never more than is left."""
+        pause = _FIRST_PAUSE
+        while self.left > 0:
+            taken = min(pause, self.left)
+            self.spend(taken)
+            yield taken
+            pause = min(pause * 2, _LONGEST_PAUSE)
 
 
 class _Runner:
@@ -160,8 +181,9 @@ class _Runner:
     def __init__(self, connection: Connection, watch: BlockerWatch, patience: float, tell: Teller) -> None:
         self._connection = connection
         self._watch = watch
-        self._patience = patience
+        self._patience = Patience(patience)
         self._tell = tell
+        self._statement_began = time.monotonic()
 
     def apply(
         self, migrations: Sequence[Migration], ledger: Mapping[str, Recorded], *, again: bool
@@ -179,17 +201,24 @@ class _Runner:
     def _apply_when_free(self, migration: Migration, before: Recorded | None) -> bool:
         from psycopg.errors import DeadlockDetected, LockNotAvailable, OperationalError  # noqa: PLC0415 - an extra
 
-        for pause in pauses(self._patience):
+        pauses = self._patience.pauses()
+        while True:
             try:
                 return self._apply_making_way(migration, before)
-            except (LockNotAvailable, DeadlockDetected):
-                self._tell(f"{migration.label} waits: {self._watch.describe()}. Trying again in {pause:g} s")
+            except (LockNotAvailable, DeadlockDetected) as error:
+                self._patience.spend(time.monotonic() - self._statement_began)
+                pause = next(pauses, None)
+                if pause is None:
+                    raise self._blocked(migration) from error
+                self._tell(f"{migration.label} waits: {self._watch.describe()}. Trying again in {pause:.3g} s")
                 time.sleep(pause)
             except OperationalError as error:
                 raise lost(migration.label, error) from error
-        raise MigrationBlocked(
-            f"{migration.label} was not applied in {self._patience:g} s of trying: {self._watch.describe()}. "
-            "Nothing of it was kept; run again when the lock is free"
+
+    def _blocked(self, migration: Migration) -> MigrationBlocked:
+        return MigrationBlocked(
+            f"{migration.label} was not applied: others have held this run up for {self._patience.seconds:g} s in all: "
+            f"{self._watch.describe()}. Nothing of the file was kept; run again when the lock is free"
         )
 
     def _apply_making_way(self, migration: Migration, before: Recorded | None) -> bool:
@@ -215,19 +244,34 @@ class _Runner:
         """True when this call applied it. The lock ends with the transaction, so a pooler cannot keep it."""
         connection = self._connection
         with connection.transaction():
-            connection.execute(f"set local lock_timeout = '{_LOCK_TIMEOUT}'".encode())
-            connection.execute("set local statement_timeout = 0")
+            self._set_timeouts()
             self._watch.follow(_backend(connection))
+            self._statement_began = time.monotonic()
             connection.execute("select pg_advisory_xact_lock(%s)", (_LOCK,))
             recorded = read_ledger(connection).get(migration.label)
             if recorded and recorded != before and recorded.checksum == migration.checksum:
                 return False  # somebody else's run did, since this one made its plan
             for statement in migration.statements:
+                if _SETS_LOCK_TIMEOUT.match(statement.text):
+                    continue
                 for drop in drops.get(statement, ()):
-                    _execute(connection, migration, Statement(drop, statement.line, statement.column))
-                _execute(connection, migration, statement)
+                    self._execute(migration, Statement(drop, statement.line, statement.column))
+                self._execute(migration, statement)
             write_ledger(connection, migration.label, migration.checksum)
         return True
+
+    def _set_timeouts(self) -> None:
+        """The second is for `dispatcher.lock_tables`, whose own lock_timeout is a short one."""
+        wait = f"{int(self._patience.longest_wait() * 1000)}ms"
+        self._connection.execute(
+            "select set_config('lock_timeout', %(wait)s, true), set_config('dispatcher.lock_patience', %(wait)s, true),"
+            " set_config('statement_timeout', '0', true)",
+            {"wait": wait},
+        )
+
+    def _execute(self, migration: Migration, statement: Statement) -> None:
+        self._statement_began = time.monotonic()
+        _execute(self._connection, migration, statement)
 
 
 def _backend(connection: Connection) -> int:

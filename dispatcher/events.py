@@ -50,7 +50,9 @@ SWEEP_OFTEN_WOKEN: Final = "sweep.often_woken"  # agents woken more than ALERT_W
 SWEEP_STEP_FAILED: Final = "sweep.step_failed"  # one step failed; the others went on
 SIDE_WRITE_FAILED: Final = "side_write.failed"  # a notification, event or hint failed; what it tells about is done
 ITEM_DEAD_LETTER: Final = "item.dead_letter"  # nobody will try this item again; a notification was written
-AGENT_STALLED: Final = "agent.stalled"  # too many failures in a row; a notification was written
+AGENT_STALLED: Final = (
+    "agent.stalled"  # too many failures in a row, or its start was refused (cause); a notification was written
+)
 
 LEASE_RENEWED: Final = "lease.renewed"  # items leased in live wakes are held longer
 LEASE_LOST: Final = "lease.lost"  # a lease was no longer ours to renew

@@ -2,7 +2,8 @@
 
 Keys come in this order: ts level daemon gateway_id tenant_id event msg, then the facts. Text from outside is
 escaped to ASCII and bounded, so it can neither end a line nor forge one; secrets are taken out of every field
-before anything is cut. A line is at most `MAX_LINE` bytes, its end included; no thread waits until it is written.
+before anything is cut. `msg` is for people: control characters in it are shown as escapes, facts keep what they
+are. A line is at most `MAX_LINE` bytes, its end included; no thread waits until it is written.
 """
 
 from __future__ import annotations
@@ -27,6 +28,7 @@ from structlog.typing import FilteringBoundLogger
 from dispatcher import events
 from dispatcher.clock import SYSTEM_CLOCK, rfc3339_ms
 from dispatcher.log_output import LineQueue, say_on_stderr
+from dispatcher.text import printable
 
 DAEMON: Final = "inbox_dispatcher"
 RESERVED: Final = ("ts", "level", "daemon", "gateway_id", "tenant_id", "event", "msg")
@@ -199,7 +201,7 @@ class LineRenderer:
             "gateway_id": self._gateway_id,
             "tenant_id": self._tenant_id,
             "event": self.redactor.text(event, 200),
-            "msg": self.redactor.text(_as_text(msg)),
+            "msg": printable(self.redactor.text(_as_text(msg))),
         }
         return _bounded_line(record, self._facts(facts))
 

@@ -1263,6 +1263,7 @@ begin
       v_wake.agent_id,
                             'agent_slug', (select slug from public.agents where id = v_wake.agent_id),
                                 'consecutive_failures', v_failures,
+                            'cause', case when p_ending = 'agent_refused' then left(p_error, 500) end,
                             'dead_letters', to_jsonb(v_dead || dispatcher.dead_letters_of_wake(v_wake, v_dead)))
          || dispatcher.wait_for_next_wake(v_wake, v_settings, v_state);
 end
@@ -3403,7 +3404,8 @@ CREATE FUNCTION dispatcher.notify_operator(p_tenant_id uuid, p_type text, p_titl
 begin
   insert into public.notifications (tenant_id, type, title, body, entity_type, entity_id, actor_type, actor_agent_id,
       meta)
-  values (p_tenant_id, p_type, left(p_title, 300), left(p_body, 4000), p_entity_type, coalesce(p_entity_id, p_agent_id),
+  values (p_tenant_id, p_type, dispatcher.shown(left(p_title, 300)), dispatcher.shown(left(p_body, 4000)),
+          p_entity_type, coalesce(p_entity_id, p_agent_id),
           case p_type when 'agent_escalation' then 'agent' else 'system' end::public.actor_type, p_agent_id, p_meta);
   perform dispatcher.settle_constraints('public.notifications');
   return true;
@@ -4870,6 +4872,16 @@ CREATE FUNCTION dispatcher.settle_workflow_claim(p_run public.workflow_runs, p_a
 $$;
 
 COMMENT ON FUNCTION dispatcher.settle_workflow_claim(p_run public.workflow_runs, p_as text) IS 'Moves what the present claim of a run has cost from the run to the claim, where the budgets find it once the run starts a new account. A claim without a report or a heartbeat cost nothing. The caller empties the run.';
+
+CREATE FUNCTION dispatcher.shown(p_text text) RETURNS text
+    LANGUAGE sql IMMUTABLE
+    SET search_path TO ''
+    AS $$
+  select regexp_replace(p_text, '[\u0001-\u001f\u007f-\u009f\u061c\u200e\u200f\u2028-\u202e\u2066-\u2069]',
+                        U&'\FFFD', 'g')
+$$;
+
+COMMENT ON FUNCTION dispatcher.shown(p_text text) IS 'A text from outside as a person may see it: on one line, without what steers a terminal or turns the order.';
 
 CREATE FUNCTION dispatcher.shown_row(p_row jsonb) RETURNS jsonb
     LANGUAGE sql IMMUTABLE PARALLEL SAFE
@@ -6713,8 +6725,8 @@ CREATE FUNCTION public.dispatcher_schema() RETURNS jsonb
     SET search_path TO ''
     AS $$
   select jsonb_build_object(
-    'revision', 37,
-    'fingerprint', '758d878a0483906af5e7dcb8fdcb2c88bc01940832197d0e71b6951bb7deebd3',
+    'revision', 39,
+    'fingerprint', 'acf48c2a7aec869faed6351f809cc98e4a5f6c94f2f546c761b45538abdf1ada',
     'drift', coalesce(jsonb_agg(drift.kind || ' ' || drift.name || ' ' || drift.problem), '[]'))
   from (select * from dispatcher.schema_drift() limit 20) as drift
 $$;
@@ -9616,6 +9628,9 @@ GRANT ALL ON FUNCTION dispatcher.settle_stalled_agents(p_sweeper dispatcher.clai
 
 REVOKE ALL ON FUNCTION dispatcher.settle_workflow_claim(p_run public.workflow_runs, p_as text) FROM PUBLIC;
 GRANT ALL ON FUNCTION dispatcher.settle_workflow_claim(p_run public.workflow_runs, p_as text) TO service_role;
+
+REVOKE ALL ON FUNCTION dispatcher.shown(p_text text) FROM PUBLIC;
+GRANT ALL ON FUNCTION dispatcher.shown(p_text text) TO service_role;
 
 REVOKE ALL ON FUNCTION dispatcher.shown_row(p_row jsonb) FROM PUBLIC;
 GRANT ALL ON FUNCTION dispatcher.shown_row(p_row jsonb) TO service_role;

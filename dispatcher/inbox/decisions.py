@@ -80,14 +80,22 @@ class Decisions:
                 wake_id=str(result.wake_id),
             )
         if result.applied and result.next == "stalled":
-            log.error(
-                events.AGENT_STALLED,
-                msg=f"{result.agent_slug} is stalled after {result.failures} failed wakes in a row",
-                agent=result.agent_slug,
-                failures=result.failures,
-            )
+            self._tell_stall(result)
         elif result.applied and result.failures:
             self._tell_backoff(result)
+
+    def _tell_stall(self, result: ReportResult) -> None:
+        # An agent refused at its start has not failed so often: its count only stands at the limit.
+        why = f"{result.failures} failed wakes in a row"
+        if result.cause is not None:
+            why = f"its start was refused: {result.cause}"
+        log.error(
+            events.AGENT_STALLED,
+            msg=f"{result.agent_slug} is stalled: {why}",
+            agent=result.agent_slug,
+            failures=result.failures,
+            cause=result.cause,
+        )
 
     def _tell_backoff(self, result: ReportResult) -> None:
         rest = "" if result.retry_in is None else f"; not woken again for {result.retry_in:.0f} s"

@@ -204,7 +204,10 @@ Report = Started | Ended
 
 @dataclass(frozen=True, slots=True)
 class ReportResult:
-    """What became of one report. `state` and what follows are set for an applied end."""
+    """What became of one report. `state` and what follows are set for an applied end.
+
+    `cause` says, for an agent that was refused at its start, why; None for every other end.
+    """
 
     wake_id: UUID
     report: str
@@ -214,6 +217,7 @@ class ReportResult:
     agent_id: UUID | None = None
     agent_slug: str | None = None
     failures: int = 0
+    cause: str | None = None
     next: str | None = None
     retry_in: float | None = None
     error: str | None = None
@@ -231,6 +235,7 @@ class ReportResult:
             agent_id=row.uuid_or_none("agent_id"),
             agent_slug=row.text_or_none("agent_slug"),
             failures=row.count("consecutive_failures"),
+            cause=row.text_or_none("cause"),
             next=row.text_or_none("next"),
             retry_in=row.seconds_or_none("retry_in"),
             error=row.text_or_none("error"),

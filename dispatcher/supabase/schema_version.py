@@ -2,5 +2,5 @@
 
 from typing import Final
 
-REVISION: Final = 37
-FINGERPRINT: Final = "758d878a0483906af5e7dcb8fdcb2c88bc01940832197d0e71b6951bb7deebd3"
+REVISION: Final = 39
+FINGERPRINT: Final = "acf48c2a7aec869faed6351f809cc98e4a5f6c94f2f546c761b45538abdf1ada"

@@ -150,6 +150,15 @@ comment on function dispatcher.settle_constraints(regclass) is
   'Has deferred constraints say what they have to say now, where a table has any: what waits for the commit would '
   'take everything with it.';
 
+create or replace function dispatcher.shown(p_text text) returns text
+language sql immutable set search_path = ''
+as $$
+  select regexp_replace(p_text, '[\u0001-\u001f\u007f-\u009f\u061c\u200e\u200f\u2028-\u202e\u2066-\u2069]',
+                        U&'\FFFD', 'g')
+$$;
+comment on function dispatcher.shown(text) is
+  'A text from outside as a person may see it: on one line, without what steers a terminal or turns the order.';
+
 create or replace function dispatcher.notify_operator(
   p_tenant_id uuid, p_type text, p_title text, p_body text, p_agent_id uuid, p_meta jsonb,
       p_entity_type text default 'agent', p_entity_id uuid default null
@@ -159,7 +168,8 @@ as $$
 begin
   insert into public.notifications (tenant_id, type, title, body, entity_type, entity_id, actor_type, actor_agent_id,
       meta)
-  values (p_tenant_id, p_type, left(p_title, 300), left(p_body, 4000), p_entity_type, coalesce(p_entity_id, p_agent_id),
+  values (p_tenant_id, p_type, dispatcher.shown(left(p_title, 300)), dispatcher.shown(left(p_body, 4000)),
+          p_entity_type, coalesce(p_entity_id, p_agent_id),
           case p_type when 'agent_escalation' then 'agent' else 'system' end::public.actor_type, p_agent_id, p_meta);
   perform dispatcher.settle_constraints('public.notifications');
   return true;

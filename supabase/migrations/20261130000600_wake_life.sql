@@ -442,6 +442,7 @@ begin
       v_wake.agent_id,
                             'agent_slug', (select slug from public.agents where id = v_wake.agent_id),
                                 'consecutive_failures', v_failures,
+                            'cause', case when p_ending = 'agent_refused' then left(p_error, 500) end,
                             'dead_letters', to_jsonb(v_dead || dispatcher.dead_letters_of_wake(v_wake, v_dead)))
          || dispatcher.wait_for_next_wake(v_wake, v_settings, v_state);
 end

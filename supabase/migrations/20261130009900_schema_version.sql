@@ -731,7 +731,7 @@ as $expected$
     ('function', 'dispatcher.drop_outdated_notifications(uuid,integer)', '84fe9c4e1dfb715c242305c7c5e29e48', null),
     ('function', 'dispatcher.drop_retired_objects()', '70e4049336cfd6ead06c1075583ec876', null),
     ('function', 'dispatcher.due_queue(uuid)', '9b64c1da92fe66fae5e0f162c5a1cf29', null),
-    ('function', 'dispatcher.end_wake(uuid,uuid,text,integer,text)', '32e8c32218e6f5941941844fdaaec87d', null),
+    ('function', 'dispatcher.end_wake(uuid,uuid,text,integer,text)', 'fda74cf9d244bb105bcfe12a9bf21853', null),
     ('function', 'dispatcher.end_workflow_claim(public.workflow_runs,text)', '6fd2c70f706291a1023a432c56948185', null),
     ('function', 'dispatcher.ensure_type(text,text)', '4e6c538f00b0ac5f22149045793679de', null),
     ('function', 'dispatcher.escalate_leased_item(uuid,text)', '401e64eb2d937cf2cc523b203e10113b', null),
@@ -839,7 +839,7 @@ as $expected$
     ('function', 'dispatcher.note_tick(dispatcher.tick,jsonb)', '048d59a965907920efa1e7fd6a2c9828', null),
     ('function', 'dispatcher.note_work_on_claim(public.workflow_runs)', '34b8a1ead8d8f3aeedc1da9c2c039f0e', null),
     ('function', 'dispatcher.note_workflow_actor(text,text)', '7e2af9f313bcc420d4184a00aa747a4d', null),
-    ('function', 'dispatcher.notify_operator(uuid,text,text,text,uuid,jsonb,text,uuid)', 'c56e61f3314d721b78fcff87a0ab07c9', null),
+    ('function', 'dispatcher.notify_operator(uuid,text,text,text,uuid,jsonb,text,uuid)', '81dcdaec9db12a02e06a9406037358b6', null),
     ('function', 'dispatcher.often_woken_agents(dispatcher.claimant,integer)', '33faeb88f3b93acb4b224ab4dd45dc8a', null),
     ('function', 'dispatcher.old_notifications(uuid,integer)', 'a32d7e22737ee4cf739563a64e354989', null),
     ('function', 'dispatcher.open_items_of_gateway(dispatcher.claimant)', 'd43ec5477c48f6bb8db6804012618b35', null),
@@ -903,6 +903,7 @@ as $expected$
     ('function', 'dispatcher.settle_items_of_wake(public.agent_wakes,text,text,text)', '9b6a655c05086152d25689dc233b23a0', null),
     ('function', 'dispatcher.settle_stalled_agents(dispatcher.claimant,integer)', '111f6ce6fbe0ef4565772eeb06d634c0', null),
     ('function', 'dispatcher.settle_workflow_claim(public.workflow_runs,text)', 'fa1384654377dd0622104f3b38543d1f', null),
+    ('function', 'dispatcher.shown(text)', 'baf703623f1ba1d27c8dbb882f923815', null),
     ('function', 'dispatcher.shown_row(jsonb)', 'e3526a5a7eb77fa14c0c342340bb0917', null),
     ('function', 'dispatcher.silent_runs(dispatcher.tick,integer)', '42727bf4ae711832bbc52724dba0ab51', null),
     ('function', 'dispatcher.silent_since(public.workflow_runs)', '8cc8d3e861b53bbc5437d754fef18a07', null),
@@ -1210,8 +1211,8 @@ create or replace function public.dispatcher_schema() returns jsonb
 language sql stable set search_path = ''
 as $$
   select jsonb_build_object(
-    'revision', 37,
-    'fingerprint', '758d878a0483906af5e7dcb8fdcb2c88bc01940832197d0e71b6951bb7deebd3',
+    'revision', 39,
+    'fingerprint', 'acf48c2a7aec869faed6351f809cc98e4a5f6c94f2f546c761b45538abdf1ada',
     'drift', coalesce(jsonb_agg(drift.kind || ' ' || drift.name || ' ' || drift.problem), '[]'))
   from (select * from dispatcher.schema_drift() limit 20) as drift
 $$;

@@ -244,6 +244,22 @@ def test_c30_two_agents_that_are_one_to_openclaw_never_run_beside_each_other(
     assert len(stub_agent.calls()) == 1
 
 
+def test_f7_an_agent_refused_at_its_start_is_told_with_the_true_reason_and_a_name_that_steers_nothing(
+    database: Database, seed: Seed, working_agent: StubAgent, start_daemon: StartDaemon
+) -> None:
+    slug = "ada\x1b[2J\u202e\n"
+    seed.item(slug)
+    daemon = start_daemon()
+    [line] = daemon.wait_for("agent.stalled")
+    assert "is stalled: its start was refused: control characters in the slug" in line["msg"]
+    assert "failed wakes in a row" not in line["msg"]
+    assert line["msg"].isprintable()
+    notification = database.row("select title, body from notifications")
+    assert "It cannot be started: control characters in the slug" in notification["body"]
+    assert notification["title"].isprintable()
+    assert notification["body"].isprintable()
+
+
 # ------------------------------------------------------------------------------------------- starts
 
 

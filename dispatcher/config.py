@@ -1,7 +1,7 @@
 """The settings: where they come from, what they may be, and every fault at once.
 
-Sources, first one wins: the environment, `.env` in the working directory,
-`$OPENCLAW_HOME/secrets/gateway.env`. An empty value counts as unset. Name, unit, range and meaning of each
+Sources, first one wins: the environment, `.env` in the working directory, `$OPENCLAW_HOME/secrets/gateway.env`; which
+of them may set what, `config_sources.py` decides. An empty value counts as unset. Name, unit, range and meaning of each
 setting stand in its field, from which `settings_table()` builds the reference page.
 """
 
@@ -13,22 +13,20 @@ import json
 import os
 import re
 import ssl
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Annotated, Any, Final, Literal
+from typing import Annotated, Any, Final, Literal, Self
 from urllib.parse import SplitResult, unquote, urlsplit
 from uuid import UUID
 
-from dotenv import dotenv_values
-from pydantic import AfterValidator, BeforeValidator, Field, SecretStr, ValidationError
+from pydantic import AfterValidator, BeforeValidator, Field, PrivateAttr, SecretStr, ValidationError
 from pydantic.fields import FieldInfo
 from pydantic_settings import BaseSettings, PydanticBaseSettingsSource, SettingsConfigDict
 
+from dispatcher.config_sources import DEFAULT_OPENCLAW_HOME, expand_home, gather
 from dispatcher.errors import ConfigurationPending, SettingsError
 
-DEFAULT_OPENCLAW_HOME: Final = "~/.openclaw"
-GATEWAY_ENV_PLACES: Final = ("secrets/gateway.env", ".openclaw/secrets/gateway.env")
 MAX_SHOWN_VALUE: Final = 80
 
 _DECIMAL = re.compile(r"[+-]?\d+(\.\d+)?\Z", re.ASCII)
@@ -43,10 +41,21 @@ _KEY_RANGE: Final = "a service_role JWT or an sb_secret_… key"
 
 
 def _setting(
-    default: Any = ..., *, unit: str = "", allowed: str, meaning: str, secret: bool = False, **limits: Any
+    default: Any = ...,
+    *,
+    unit: str = "",
+    allowed: str,
+    meaning: str,
+    secret: bool = False,
+    from_folder: bool = True,
+    **limits: Any,
 ) -> Any:
-    """A field that carries its documentation; `allowed` is also what a fault says."""
-    extra: Any = {"unit": unit, "allowed": allowed, "secret": secret}
+    """A field that carries its documentation; `allowed` is also what a fault says.
+
+    `from_folder=False`: it says where secrets go, what is executed or where is written, and is therefore not taken
+    from the `.env` of the working directory.
+    """
+    extra: Any = {"unit": unit, "allowed": allowed, "secret": secret, "from_folder": from_folder}
     return Field(default, description=meaning, json_schema_extra=extra, **limits)
 
 
@@ -203,6 +212,7 @@ class Settings(BaseSettings):
     """Everything an operator may set; attributes are the names in lower case. Built by `load_settings`."""
 
     model_config = SettingsConfigDict(frozen=True, extra="ignore", allow_inf_nan=False)
+    _warnings: tuple[str, ...] = PrivateAttr(())
 
     # -- whom we work for
     supabase_url: Annotated[str, AfterValidator(_project_url)] = _setting(
@@ -215,12 +225,14 @@ class Settings(BaseSettings):
         None,
         allowed="path of a readable file",
         meaning="certificates of authorities to believe, in PEM format, beside those of the system",
+        from_folder=False,
     )
     supabase_proxy: Annotated[str, AfterValidator(_plain_proxy_url)] | None = _setting(
         None,
         allowed="http://[user:password@]host:port",
         secret=True,
         meaning="proxy on the way to the project; the environment's proxies are never used",
+        from_folder=False,
     )
     tenant_id: UUID = _setting(
         UUID(int=0),
@@ -241,24 +253,39 @@ class Settings(BaseSettings):
 
     # -- openclaw
     openclaw_bin: OneLine = _setting(
-        "openclaw", allowed="a name on PATH or a path", meaning="executable that wakes agents", min_length=1
+        "openclaw",
+        allowed="a name on PATH or a path",
+        meaning="executable that wakes agents",
+        min_length=1,
+        from_folder=False,
     )
     openclaw_home: AbsolutePath = _setting(
         DEFAULT_OPENCLAW_HOME,
         allowed="a path",
         meaning="OpenClaw's home; it or its .openclaw folder holds openclaw.json and secrets/",
         validate_default=True,
+        from_folder=False,
     )
     openclaw_state_dir: AbsolutePath | None = _setting(
-        None, allowed="a path", meaning="OpenClaw's state directory where it is not under OPENCLAW_HOME"
+        None,
+        allowed="a path",
+        meaning="OpenClaw's state directory where it is not under OPENCLAW_HOME",
+        from_folder=False,
     )
-    openclaw_config_path: AbsolutePath | None = _setting(None, allowed="a path", meaning="exact path of openclaw.json")
+    openclaw_config_path: AbsolutePath | None = _setting(
+        None, allowed="a path", meaning="exact path of openclaw.json", from_folder=False
+    )
     agent_output_dir: AbsolutePath | None = _setting(
-        None, allowed="a path", meaning="keep each wake's output there, bounded; unset: discarded"
+        None, allowed="a path", meaning="keep each wake's output there, bounded; unset: discarded", from_folder=False
     )
     agent_env_passthrough: Annotated[
         tuple[str, ...], BeforeValidator(_comma_list), AfterValidator(_environment_names)
-    ] = _setting((), allowed="names, comma separated", meaning="variables handed to agents beyond the allow-list")
+    ] = _setting(
+        (),
+        allowed="names, comma separated",
+        meaning="variables handed to agents beyond the allow-list",
+        from_folder=False,
+    )
 
     # -- inbox
     reconcile_interval: Seconds = _seconds(120, 0.5, 86_400, "time between sweeps, jittered")
@@ -293,11 +320,13 @@ class Settings(BaseSettings):
         allowed="an http, https or socks5 URL",
         secret=True,
         meaning="proxy for Realtime where it is another than SUPABASE_PROXY",
+        from_folder=False,
     )
     heartbeat_file: AbsolutePath | None = _setting(
         None,
         allowed="a path",
         meaning="file the health check reads; unset: `/tmp/openclaw-dispatcher-UID/GATEWAY.PID.json`, private",
+        from_folder=False,
     )
     metrics_port: Whole | None = _setting(
         None,
@@ -307,7 +336,11 @@ class Settings(BaseSettings):
         le=65_535,
     )
     metrics_host: OneLine = _setting(
-        "127.0.0.1", allowed="an address", meaning="address the metrics port listens on", min_length=1
+        "127.0.0.1",
+        allowed="an address",
+        meaning="address the metrics port listens on",
+        min_length=1,
+        from_folder=False,
     )
     log_level: Annotated[Literal["debug", "info", "warning", "error"], BeforeValidator(_lower)] = _setting(
         "info", allowed="debug, info, warning or error", meaning="least level that is logged"
@@ -340,6 +373,16 @@ class Settings(BaseSettings):
         """`load_settings` has merged the sources already; nothing else is read."""
         return (init_settings,)
 
+    def with_warnings(self, warnings: Sequence[str]) -> Self:
+        """The same settings, which tell of these."""
+        self._warnings = tuple(warnings)
+        return self
+
+    @property
+    def warnings(self) -> tuple[str, ...]:
+        """What is allowed but deserves a word: a file with the key that other users may read."""
+        return self._warnings
+
     def secret_values(self) -> tuple[str, ...]:
         """The values that must never be printed; for `configure_logging`."""
         passwords = [*_passwords_of(self.supabase_proxy), *_passwords_of(self.realtime_proxy)]
@@ -368,6 +411,11 @@ class SettingRow:
 def settings_table() -> list[SettingRow]:
     """Every setting in the order of the class, for the reference page and `dispatcher check`."""
     return [_row(name, field) for name, field in Settings.model_fields.items()]
+
+
+def not_from_folder() -> frozenset[str]:
+    """Names of the settings that the `.env` of the working directory may not set."""
+    return frozenset(name.upper() for name, field in Settings.model_fields.items() if not _extra(field)["from_folder"])
 
 
 def _row(name: str, field: FieldInfo) -> SettingRow:
@@ -406,73 +454,24 @@ def load_settings(environ: Mapping[str, str] = os.environ, cwd: Path | None = No
         ConfigurationPending: when nothing is wrong but that URL, key or gateway are missing, and
             `WAIT_FOR_CONFIG` is true.
     """
-    values, faults = _gather(environ, cwd if cwd is not None else Path.cwd())
+    found = gather(environ, cwd if cwd is not None else Path.cwd(), not_from_folder())
+    values = _known(found.values, environ)
     settings, missing, more = _validate(values)
-    faults = [*missing, *faults, *more]
+    faults = [*missing, *found.faults, *more]
     if not faults and settings is not None:
-        return settings
+        return settings.with_warnings(found.warnings)
     if len(faults) == len(missing) and _wants_to_wait(values):
         raise ConfigurationPending(faults)
     raise SettingsError(faults)
 
 
-def _gather(environ: Mapping[str, str], cwd: Path) -> tuple[dict[str, str], list[str]]:
-    """The given values by attribute name, merged, and what was wrong with the files."""
-    faults: list[str] = []
-    local = {**_read_env_file(cwd / ".env", faults), **_given(environ)}
-    home = _expand_home(local.get("OPENCLAW_HOME", DEFAULT_OPENCLAW_HOME), environ)
-    from_gateway = _read_gateway_env(home, faults)
-    if local.get("GATEWAY_ID") == "default":
-        del local["GATEWAY_ID"]
-    merged = {**from_gateway, **local, "OPENCLAW_HOME": str(home)}
-    known = {name: merged[name.upper()] for name in Settings.model_fields if name.upper() in merged}
-    return _with_expanded_paths(known, environ), faults
-
-
-def _given(values: Mapping[str, str | None]) -> dict[str, str]:
-    """Without what is empty: compose files and CI pass `NAME=` for what is not set."""
-    return {name: value.strip() for name, value in values.items() if value is not None and value.strip()}
-
-
-def _expand_home(path: str, environ: Mapping[str, str]) -> Path:
-    """`~` by the given environment, so that a test or a check decides whose home it is."""
-    home = environ.get("HOME")
-    if home and (path == "~" or path.startswith("~/")):
-        return Path(home + path[1:])
-    try:
-        return Path(path).expanduser() if path.startswith("~") else Path(path)
-    except RuntimeError:  # nobody of that name: the setting's own check says so
-        return Path(path)
-
-
-def _with_expanded_paths(values: dict[str, str], environ: Mapping[str, str]) -> dict[str, str]:
+def _known(values: Mapping[str, str], environ: Mapping[str, str]) -> dict[str, str]:
+    """The values of our settings by attribute name, `~` expanded."""
+    known = {name: values[name.upper()] for name in Settings.model_fields if name.upper() in values}
     return {
-        name: str(_expand_home(value, environ)) if value.startswith("~") and name != "gateway_id" else value
-        for name, value in values.items()
+        name: str(expand_home(value, environ)) if value.startswith("~") and name != "gateway_id" else value
+        for name, value in known.items()
     }
-
-
-def _read_gateway_env(home: Path, faults: list[str]) -> dict[str, str]:
-    for place in GATEWAY_ENV_PLACES:
-        values = _read_env_file(home / place, faults)
-        if values:
-            return values
-    return {}
-
-
-def _read_env_file(path: Path, faults: list[str]) -> dict[str, str]:
-    """Names and values of a dotenv file; a missing file is an empty one. Values are taken literally."""
-    try:
-        if not path.is_file():
-            return {}
-        return _given(dotenv_values(path, interpolate=False, encoding="utf-8-sig"))
-    except (OSError, UnicodeError) as error:
-        faults.append(f"{path}: cannot be read ({_reason(error)})")
-        return {}
-
-
-def _reason(error: OSError | UnicodeError) -> str:
-    return error.strerror or type(error).__name__ if isinstance(error, OSError) else "not UTF-8 text"
 
 
 # ---------------------------------------------------------------------------------------------- faults

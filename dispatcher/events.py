@@ -13,6 +13,9 @@ SCHEMA_DIFFERS: Final = "schema.differs"  # at the start: the database's schema 
 CONFIG_WAITING: Final = (
     "config.waiting"  # WAIT_FOR_CONFIG: required settings are missing, asked for again until they are there
 )
+CONFIG_KEY_EXPOSED: Final = (
+    "config.key_exposed"  # at the start: other users of the host may read the service key's file
+)
 
 SERVICE_ENDED: Final = "service.ended"  # a part of the daemon ended, with its error if it was not asked to
 SERVICE_STUCK: Final = "service.stuck"  # a part of the daemon did not end within its time at a stop

@@ -5,12 +5,14 @@ Standard library only, Python 3.9+: this file is copied into an agent's `skills/
 
 from __future__ import annotations
 
+import errno
 import os
 import re
 import ssl
+import stat
 import sys
 import uuid
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from urllib.parse import urlsplit
@@ -20,6 +22,10 @@ DEFAULT_TENANT = "00000000-0000-0000-0000-000000000000"
 WAKE_MARKER = "DISPATCHER_WAKE_ID"
 ASSIGNMENT = re.compile(r"^\s*(?:export\s+)?([A-Za-z_][A-Za-z0-9_]*)\s*=\s*(.*?)\s*$")
 QUOTED = re.compile(r"""^(?:"((?:[^"\\]|\\.)*)"|'([^']*)')\s*(?:#.*)?$""")
+MAX_FILE_BYTES = 64 * 1024
+URL, KEY = "SUPABASE_URL", "SUPABASE_SERVICE_ROLE_KEY"
+# They say where the key goes: a workspace may be a stranger's, so its own file never sets them.
+NOT_FROM_WORKSPACE = ("SUPABASE_CA_FILE", "SUPABASE_PROXY")
 ESCAPES = {"n": "\n", "r": "\r", "t": "\t"}
 
 
@@ -47,8 +53,9 @@ def load_settings(environ: Mapping[str, str]) -> Settings:
     workspace = find_workspace()
     agent = environ.get("AGENT_SLUG", "").strip() or workspace.name
     homes = openclaw_homes(environ)
-    found = merged_values(environ, secret_files(homes, workspace, agent))
-    faults = list(find_faults(agent, found))
+    sources = [Source("the environment", given(environ)), *read_sources(homes, workspace, agent)]
+    found = merged_values(sources)
+    faults = [*find_faults(agent, found), *torn_pair(sources), *misplaced(sources)]
     if faults:
         raise UsageError("; ".join(faults))
     return Settings(
@@ -159,31 +166,92 @@ def openclaw_homes(environ: Mapping[str, str]) -> list[Path]:
 
 
 def secret_files(homes: list[Path], workspace: Path, agent: str) -> list[Path]:
-    """The files that may hold settings, the first word counts."""
+    """The files that may hold settings, the first word counts; that of the workspace is the last."""
     files = [home / "secrets" / "gateway.env" for home in homes]
     if re.match(r"^[^./\\\x00][^/\\\x00]*$", agent):
         files += [root / "secrets" / "agents" / f"{agent}.env" for root in (*homes, workspace)]
     return files
 
 
-def merged_values(environ: Mapping[str, str], files: list[Path]) -> dict[str, str]:
-    """All values; what stands earlier wins, and an empty value counts as absent."""
-    found = {name: value.strip() for name, value in environ.items() if value.strip()}
-    for path in files:
-        for name, value in read_env_file(path).items():
-            if value.strip():
-                found.setdefault(name, value.strip())
+@dataclass(frozen=True)
+class Source:
+    """One place of settings: its name for people, its values, and whether it lies in the workspace."""
+
+    name: str
+    values: Mapping[str, str] = field(repr=False)
+    is_workspace: bool = False
+
+
+def read_sources(homes: list[Path], workspace: Path, agent: str) -> list[Source]:
+    """The files with their values; raises `UsageError` for one that others could have written."""
+    own_file = workspace / "secrets" / "agents" / f"{agent}.env"
+    sources = []
+    for path in secret_files(homes, workspace, agent):
+        is_workspace = path == own_file and workspace not in homes
+        sources.append(Source(str(path), given(read_env_file(path, is_ours=is_workspace)), is_workspace))
+    return sources
+
+
+def given(values: Mapping[str, str]) -> dict[str, str]:
+    """Without what is empty."""
+    return {name: value.strip() for name, value in values.items() if value.strip()}
+
+
+def merged_values(sources: Sequence[Source]) -> dict[str, str]:
+    """All values; what stands earlier wins."""
+    found: dict[str, str] = {}
+    for source in reversed(sources):
+        found.update(source.values)
     return found
 
 
-def read_env_file(path: Path) -> dict[str, str]:
-    """The assignments of a dotenv file (export, quotes, comments); empty when it cannot be read."""
+def torn_pair(sources: Sequence[Source]) -> Iterator[str]:
+    """A key goes to the URL that stands beside it: another place must not send it elsewhere."""
+    url = next((source for source in sources if URL in source.values), None)
+    key = next((source for source in sources if KEY in source.values), None)
+    if url and key and url.values[URL].rstrip("/") != key.values.get(URL, "").rstrip("/"):
+        yield (
+            f"{URL} is from {url.name}, {KEY} from {key.name}: a key is only sent to the URL that stands beside it; "
+            "set both in one place"
+        )
+
+
+def misplaced(sources: Sequence[Source]) -> Iterator[str]:
+    """What the workspace's own file sets, though it says where the key goes."""
+    for number, source in enumerate(sources):
+        for name in NOT_FROM_WORKSPACE if source.is_workspace else ():
+            if name in source.values and not any(name in earlier.values for earlier in sources[:number]):
+                yield f"{name} in {source.name} is not taken from a workspace: set it in secrets/gateway.env"
+
+
+def read_env_file(path: Path, *, is_ours: bool = False) -> dict[str, str]:
+    """The assignments of a dotenv file (export, quotes, comments); empty when it cannot be read.
+
+    Raises `UsageError` for one that every user may write, or, where it has to be ours, that is another user's.
+    """
     try:
-        text = path.read_text(encoding="utf-8", errors="replace")
+        content, found = read_regular_file(path)
     except (OSError, ValueError):
         return {}
+    if found.st_mode & stat.S_IWOTH:
+        raise UsageError(f"{path} can be written by every user: chmod o-w {path}")
+    if is_ours and found.st_uid not in (os.geteuid(), 0):
+        raise UsageError(f"{path} belongs to another user: remove it, or set AGENT_SLUG and work elsewhere")
+    text = content.decode("utf-8", "replace")
     matches = (ASSIGNMENT.match(line) for line in text.lstrip("\ufeff").splitlines())
     return {match.group(1): unquote(match.group(2)) for match in matches if match}
+
+
+def read_regular_file(path: Path) -> tuple[bytes, os.stat_result]:
+    """The content and state of a regular file of bounded size; a pipe or device is neither waited for nor read."""
+    descriptor = os.open(path, os.O_RDONLY | getattr(os, "O_NONBLOCK", 0))
+    try:
+        found = os.fstat(descriptor)
+        if not stat.S_ISREG(found.st_mode) or found.st_size > MAX_FILE_BYTES:
+            raise OSError(errno.EINVAL, "no regular file, or larger than any settings", str(path))
+        return os.read(descriptor, MAX_FILE_BYTES), found
+    finally:
+        os.close(descriptor)
 
 
 def unquote(raw: str) -> str:

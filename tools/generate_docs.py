@@ -11,7 +11,7 @@ import io
 import re
 import sys
 import tokenize
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Final
@@ -22,7 +22,7 @@ from typer.main import get_command
 
 from dispatcher import errors, events
 from dispatcher.cli.main import app
-from dispatcher.config import settings_table
+from dispatcher.config import not_from_folder, settings_table
 from dispatcher.runtime import metrics
 
 REPOSITORY: Final = Path(__file__).resolve().parent.parent
@@ -58,8 +58,16 @@ def settings_page() -> str:
         "environment, `.env` in the working directory, `$OPENCLAW_HOME/secrets/gateway.env`. An "
         "empty value counts as unset. `dispatcher check` names every fault without starting "
         "anything.",
+        "The service key is only sent to the URL that stands beside it, so both come from one place. The `.env` of the "
+        "working directory counts when it is yours or root's and nobody else may write it, and never sets "
+        f"{_named(not_from_folder())}: those say where secrets go, what is executed or where is written.",
         _table(("Setting", "Default", "Unit", "Allowed", "Meaning"), rows),
     )
+
+
+def _named(names: Collection[str]) -> str:
+    *most, last = [f"`{row.name}`" for row in settings_table() if row.name in names]
+    return f"{', '.join(most)} or {last}"
 
 
 def events_page() -> str:

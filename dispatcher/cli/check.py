@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Annotated
 
 import typer
@@ -23,7 +24,7 @@ def command(
     except SettingsError as error:
         _report_faults(error, as_json)
         raise typer.Exit(error.exit_code) from error
-    _report_values(shown_values(settings), as_json)
+    _report_values(shown_values(settings), settings.warnings, as_json)
 
 
 def shown_values(settings: Settings) -> dict[str, str]:
@@ -51,9 +52,11 @@ def _report_faults(error: SettingsError, as_json: bool) -> None:
         print_line(f"  {fault}", to_stderr=True)
 
 
-def _report_values(values: dict[str, str], as_json: bool) -> None:
+def _report_values(values: dict[str, str], warnings: Sequence[str], as_json: bool) -> None:
     if as_json:
-        print_json({"ok": True, "settings": values})
+        print_json({"ok": True, "settings": values, "warnings": warnings})
         return
     print_table(("setting", "value"), values.items())
+    for warning in warnings:
+        print_line(f"Warning: {warning}")
     print_line("The settings are valid.")

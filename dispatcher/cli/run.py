@@ -36,6 +36,7 @@ def _run() -> int:
 
 def _run_daemon(settings: Settings, signals: SignalCollector) -> int:
     _configure_logging(settings)
+    _tell_warnings(settings)
     # Imported here: what only a running daemon needs costs nothing to a start that fails before.
     from dispatcher.app import Daemon
 
@@ -53,6 +54,14 @@ def _configure_logging(settings: Settings) -> None:
         tenant_id=str(settings.tenant_id),
         secrets=settings.secret_values(),
     )
+
+
+def _tell_warnings(settings: Settings) -> None:
+    from dispatcher import events
+    from dispatcher.logs import get_logger
+
+    for warning in settings.warnings:
+        get_logger(__name__).warning(events.CONFIG_KEY_EXPOSED, msg=warning)
 
 
 def _await_settings(told_to_stop: threading.Event) -> Settings | None:

@@ -342,7 +342,7 @@ def test_settings_come_from_the_agents_secrets_last(agent: Agent) -> None:
     agent.item()
     agent.leased(SUPABASE_URL=None, SUPABASE_SERVICE_ROLE_KEY=None)
     (agents.parent / "gateway.env").write_text("SUPABASE_SERVICE_ROLE_KEY=not-the-key\n")
-    assert agent.answer(1, "hq_inbox_process", SUPABASE_SERVICE_ROLE_KEY=None)["error"]
+    assert agent.run("hq_inbox_process", SUPABASE_URL=None, SUPABASE_SERVICE_ROLE_KEY=None).returncode == 2
     assert agent.ok("hq_inbox_process")["inbox"] == "empty"  # the environment wins
 
 

@@ -1,6 +1,8 @@
 """A start that cannot succeed says why, what to do, and ends with the right code."""
 
+import json
 import os
+import socket
 import subprocess
 import sys
 from collections.abc import Mapping
@@ -163,3 +165,41 @@ def test_the_daemon_leaves_no_trace_of_the_key(api: Api, seed: Seed, stub_agent:
     code, output = run(tmp_path, settings_for(api, stub_agent) | {"LOG_LEVEL": "debug", "OPENCLAW_BIN": os.devnull})
     assert code == 78
     assert api.keys.service_role_key not in output
+
+
+@pytest.mark.parametrize("command", ["run", "status"])
+def test_s7_a_folder_that_names_another_project_gets_no_key(tmp_path: Path, command: str) -> None:
+    (tmp_path / "oc" / "secrets").mkdir(parents=True)
+    key = "sb_secret_recognisable_1234"
+    (tmp_path / "oc" / "secrets" / "gateway.env").write_text(
+        f"SUPABASE_URL=http://127.0.0.1:9\nSUPABASE_SERVICE_ROLE_KEY={key}\nGATEWAY_ID=gw\n"
+    )
+    with socket.create_server(("127.0.0.1", 0)) as elsewhere:
+        (tmp_path / ".env").write_text(f"SUPABASE_URL=http://127.0.0.1:{elsewhere.getsockname()[1]}\n")
+        code, output = run(tmp_path, {}, command)
+        elsewhere.setblocking(False)
+        with pytest.raises(BlockingIOError):
+            elsewhere.accept()
+    assert code == 78
+    assert f"SUPABASE_URL is from {tmp_path}/.env" in output
+    assert key not in output
+
+
+def test_s7_a_key_that_others_may_read_is_told_at_the_start(
+    api: Api, seed: Seed, stub_agent: StubAgent, tmp_path: Path
+) -> None:
+    seed.agent("ada")
+    settings = settings_for(api, stub_agent)
+    pair = {name: settings.pop(name) for name in ("SUPABASE_URL", "SUPABASE_SERVICE_ROLE_KEY")}
+    secrets = Path(settings.get("OPENCLAW_HOME", str(tmp_path / "oc"))) / "secrets"
+    secrets.mkdir(parents=True)
+    path = secrets / "gateway.env"
+    path.write_text("".join(f"{name}={value}\n" for name, value in pair.items()))
+    path.chmod(0o644)
+    daemon = DaemonProcess(tmp_path / "daemon", {"OPENCLAW_HOME": str(tmp_path / "oc"), **settings}).ready()
+    try:
+        [line] = daemon.wait_for("config.key_exposed")
+        assert (line["level"], str(path) in line["msg"]) == ("warning", True)
+        assert pair["SUPABASE_SERVICE_ROLE_KEY"] not in json.dumps(daemon.lines)
+    finally:
+        assert daemon.stop() == 0

@@ -180,10 +180,12 @@ def test_environment_beats_dotenv_beats_gateway_env(tmp_path: Path) -> None:
         f"SUPABASE_SERVICE_ROLE_KEY='{KEY}'\n"
         "GATEWAY_ID=from-gateway\nWAKE_COOLDOWN=1\nMAX_WAKE_COOLDOWN=3\n"
     )
-    (tmp_path / ".env").write_text("SUPABASE_URL=http://from-dotenv\nWAKE_COOLDOWN=2\nRECONCILE_INTERVAL=\n")
-    environ = {"HOME": str(tmp_path), "SUPABASE_URL": "http://from-environment", "GATEWAY_ID": "default"}
+    (tmp_path / ".env").write_text("WAKE_COOLDOWN=2\nRECONCILE_INTERVAL=7\nMAX_WAKE_COOLDOWN=\n")
+    (secrets / "gateway.env").chmod(0o600)
+    environ = {"HOME": str(tmp_path), "GATEWAY_ID": "default", "RECONCILE_INTERVAL": "5"}
     settings = load_settings(environ, cwd=tmp_path)
-    assert settings.supabase_url == "http://from-environment"
+    assert settings.supabase_url == "http://from-gateway"
+    assert settings.reconcile_interval == 5
     assert settings.wake_cooldown == 2
     assert settings.max_wake_cooldown == 3
     assert settings.gateway_id == "from-gateway"

@@ -592,7 +592,7 @@ declare
 begin
   select status, hard_cutoff, monthly_limit_usd, period_anchor_tz, current_period_start, current_period_spend_usd
     into v_budget from public.agent_budgets where agent_id = p_agent_id;
-  if v_budget is null or v_budget.status <> 'exceeded' or not v_budget.hard_cutoff then
+  if v_budget is null or not v_budget.hard_cutoff then
     return false;
   end if;
   begin
@@ -601,11 +601,12 @@ begin
     v_period_start := date_trunc('month', p_now at time zone 'UTC')::date;
   end;
   return v_budget.current_period_start >= v_period_start
-     and (v_budget.monthly_limit_usd is null or v_budget.current_period_spend_usd >= v_budget.monthly_limit_usd);
+     and case when v_budget.monthly_limit_usd is null then v_budget.status = 'exceeded'
+              else v_budget.current_period_spend_usd >= v_budget.monthly_limit_usd end;
 end
 $$;
 
-COMMENT ON FUNCTION dispatcher.budget_blocks(p_agent_id uuid, p_now timestamp with time zone) IS 'Whether the agent''s budget forbids a wake: exceeded with hard cutoff, in the running month, and still at or above its limit.';
+COMMENT ON FUNCTION dispatcher.budget_blocks(p_agent_id uuid, p_now timestamp with time zone) IS 'Whether the agent''s budget forbids a wake: a hard cutoff whose spend of the running month is at or above its limit, whatever its status says; without a limit the status exceeded says so.';
 
 CREATE FUNCTION dispatcher.budget_frame(p_budget dispatcher.evaluated_budget, p_kind text) RETURNS jsonb
     LANGUAGE sql STABLE
@@ -3772,7 +3773,7 @@ begin
          (select max(item.leased_until) from public.agent_inbox_items as item
            where item.agent_id = agent.id and item.tenant_id = agent.tenant_id and item.status = 'leased'
              and item.leased_until > v_now and item.leased_until < v_now + interval '7 days'),
-         coalesce((select budget.status = 'exceeded' and dispatcher.budget_blocks(agent.id, v_now)
+         coalesce((select budget.hard_cutoff and dispatcher.budget_blocks(agent.id, v_now)
                      from public.agent_budgets as budget where budget.agent_id = agent.id), false),
          case when v_counts_wakes then (select count(*) from public.agent_wakes as wake
                                          where wake.agent_id = agent.id and wake.state <> 'spawn_failed'
@@ -6725,8 +6726,8 @@ CREATE FUNCTION public.dispatcher_schema() RETURNS jsonb
     SET search_path TO ''
     AS $$
   select jsonb_build_object(
-    'revision', 39,
-    'fingerprint', 'acf48c2a7aec869faed6351f809cc98e4a5f6c94f2f546c761b45538abdf1ada',
+    'revision', 38,
+    'fingerprint', '91671987a7511f7831925fcd5019e137d66dbf544c072fa365ef834dc1e0fa61',
     'drift', coalesce(jsonb_agg(drift.kind || ' ' || drift.name || ' ' || drift.problem), '[]'))
   from (select * from dispatcher.schema_drift() limit 20) as drift
 $$;

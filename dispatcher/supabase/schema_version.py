@@ -2,5 +2,5 @@
 
 from typing import Final
 
-REVISION: Final = 39
-FINGERPRINT: Final = "acf48c2a7aec869faed6351f809cc98e4a5f6c94f2f546c761b45538abdf1ada"
+REVISION: Final = 38
+FINGERPRINT: Final = "91671987a7511f7831925fcd5019e137d66dbf544c072fa365ef834dc1e0fa61"

@@ -30,7 +30,7 @@ declare
 begin
   select status, hard_cutoff, monthly_limit_usd, period_anchor_tz, current_period_start, current_period_spend_usd
     into v_budget from public.agent_budgets where agent_id = p_agent_id;
-  if v_budget is null or v_budget.status <> 'exceeded' or not v_budget.hard_cutoff then
+  if v_budget is null or not v_budget.hard_cutoff then
     return false;
   end if;
   begin
@@ -39,12 +39,13 @@ begin
     v_period_start := date_trunc('month', p_now at time zone 'UTC')::date;
   end;
   return v_budget.current_period_start >= v_period_start
-     and (v_budget.monthly_limit_usd is null or v_budget.current_period_spend_usd >= v_budget.monthly_limit_usd);
+     and case when v_budget.monthly_limit_usd is null then v_budget.status = 'exceeded'
+              else v_budget.current_period_spend_usd >= v_budget.monthly_limit_usd end;
 end
 $$;
 comment on function dispatcher.budget_blocks(uuid, timestamptz) is
-  'Whether the agent''s budget forbids a wake: exceeded with hard cutoff, in the running month, and still at or above '
-  'its limit.';
+  'Whether the agent''s budget forbids a wake: a hard cutoff whose spend of the running month is at or above its limit, '
+  'whatever its status says; without a limit the status exceeded says so.';
 
 create or replace function dispatcher.wake_chain_limit(p_settings public.dispatcher_settings) returns integer
 language plpgsql immutable set search_path = ''
@@ -93,7 +94,7 @@ begin
          (select max(item.leased_until) from public.agent_inbox_items as item
            where item.agent_id = agent.id and item.tenant_id = agent.tenant_id and item.status = 'leased'
              and item.leased_until > v_now and item.leased_until < v_now + interval '7 days'),
-         coalesce((select budget.status = 'exceeded' and dispatcher.budget_blocks(agent.id, v_now)
+         coalesce((select budget.hard_cutoff and dispatcher.budget_blocks(agent.id, v_now)
                      from public.agent_budgets as budget where budget.agent_id = agent.id), false),
          case when v_counts_wakes then (select count(*) from public.agent_wakes as wake
                                          where wake.agent_id = agent.id and wake.state <> 'spawn_failed'

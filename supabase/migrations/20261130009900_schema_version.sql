@@ -705,7 +705,7 @@ as $expected$
     ('function', 'dispatcher.broadcast_budget_event(uuid,jsonb)', '0be1cb87c9965b52fe29e8c79b055a0e', null),
     ('function', 'dispatcher.broadcast_hints_available()', 'e3983b8dc438e2a191e83b1a1cb4510a', null),
     ('function', 'dispatcher.broken_budgets(dispatcher.evaluated_budget[])', '993bf7f397d6287417381982bab9bdfe', null),
-    ('function', 'dispatcher.budget_blocks(uuid,timestamp with time zone)', '0dce4b78d3cdc9fc37bfe7fd6dda88f4', null),
+    ('function', 'dispatcher.budget_blocks(uuid,timestamp with time zone)', 'a3af0c0738f90e4b7c9e9adf15b18693', null),
     ('function', 'dispatcher.budget_frame(dispatcher.evaluated_budget,text)', '70b12ad027e544a59ca7b0beaf1b8b94', null),
     ('function', 'dispatcher.budget_periods(uuid,timestamp with time zone)', '9009f8ccf68459bdf118807b3303d810', null),
     ('function', 'dispatcher.budget_verdict(dispatcher.evaluated_budget[],text,text,text,numeric,numeric)', 'f0995fd1a3611cfc884a202d291dd97f', null),
@@ -857,7 +857,7 @@ as $expected$
     ('function', 'dispatcher.publish_table(text)', 'c499a202049736af39f128b09cff82ce', null),
     ('function', 'dispatcher.put_off(timestamp with time zone,timestamp with time zone)', 'c786bd5bfa5c0f08ae69ecf12fe296f4', null),
     ('function', 'dispatcher.queued_types(uuid)', '214894570f138122cfbef538cdf7f768', null),
-    ('function', 'dispatcher.read_gate_facts(uuid,public.dispatcher_settings,uuid[],uuid)', '7796cb6630f6f286cf3b232d481b2613', null),
+    ('function', 'dispatcher.read_gate_facts(uuid,public.dispatcher_settings,uuid[],uuid)', '0e624201a705bfe4a9330bb44c1bf9b5', null),
     ('function', 'dispatcher.read_money(dispatcher.tick,text)', '3e4ce890d3b205234be324abc0d378ca', null),
     ('function', 'dispatcher.record_budget_event(uuid,dispatcher.evaluated_budget,text,uuid[])', '2649abc157c7bd4f8b09077e2a436da1', null),
     ('function', 'dispatcher.record_workflow_transition()', 'e2a45dbd3794e9c4169152da764d2a1f', null),
@@ -1211,8 +1211,8 @@ create or replace function public.dispatcher_schema() returns jsonb
 language sql stable set search_path = ''
 as $$
   select jsonb_build_object(
-    'revision', 39,
-    'fingerprint', 'acf48c2a7aec869faed6351f809cc98e4a5f6c94f2f546c761b45538abdf1ada',
+    'revision', 38,
+    'fingerprint', '91671987a7511f7831925fcd5019e137d66dbf544c072fa365ef834dc1e0fa61',
     'drift', coalesce(jsonb_agg(drift.kind || ' ' || drift.name || ' ' || drift.problem), '[]'))
   from (select * from dispatcher.schema_drift() limit 20) as drift
 $$;

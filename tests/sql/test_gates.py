@@ -96,7 +96,8 @@ def test_a_failed_item_rests_longer_after_each_attempt(seed: Seed, dispatcher, a
         ({"status": "exceeded", "current_period_start": "month"}, "budget_exceeded"),
         ({"status": "exceeded", "current_period_start": "earlier"}, None),
         ({"status": "exceeded", "current_period_start": "month", "hard_cutoff": False}, None),
-        ({"status": "warned", "current_period_start": "month"}, None),
+        ({"status": "warned", "current_period_start": "month", "monthly_limit_usd": 11}, None),
+        ({"status": "warned", "current_period_start": "month", "monthly_limit_usd": None}, None),
         ({"status": "exceeded", "current_period_start": "month", "monthly_limit_usd": 99}, None),
         (
             {"status": "exceeded", "current_period_start": "month", "period_anchor_tz": "No/Where"},
@@ -121,6 +122,24 @@ def test_the_budget(seed: Seed, dispatcher, columns: dict, reason: str | None) -
         current_period_spend_usd=10,
         current_period_start=start,
         **columns,
+    )
+    assert dispatcher().claim(agent).get("skip_reason") == reason
+
+
+@pytest.mark.parametrize("status", ["ok", "warned", "exceeded"])
+@pytest.mark.parametrize(("spent", "reason"), [(9.99, None), (10, "budget_exceeded"), (12, "budget_exceeded")])
+def test_m28_what_is_spent_blocks_whatever_the_status_says(
+    seed: Seed, dispatcher, status: str, spent: float, reason: str | None
+) -> None:
+    agent = seed.agent("ada")
+    seed.item("ada")
+    seed.insert(
+        "agent_budgets",
+        agent_id=agent,
+        status=status,
+        monthly_limit_usd=10,
+        current_period_spend_usd=spent,
+        current_period_start=datetime.now(UTC).date().replace(day=1),
     )
     assert dispatcher().claim(agent).get("skip_reason") == reason
 

@@ -20,7 +20,7 @@ from typing import Final
 
 MAX_QUEUED_LINES: Final = 5_000
 MAX_QUEUED_BYTES: Final = 1024 * 1024
-# Lines are written together up to this size; what a reader that stalls leaves in doubt is no more than that.
+# Lines are taken together up to this size.
 MAX_BATCH_BYTES: Final = 32 * 1024
 WRITE_AGAIN_SECONDS: Final = 0.5
 WRITABLE_SECONDS: Final = 1.0
@@ -28,6 +28,8 @@ WRITABLE_SECONDS: Final = 1.0
 FLUSH_STANDSTILL_SECONDS: Final = 0.3
 FLUSH_SECONDS: Final = 2.0
 STDERR_SECONDS: Final = 0.5
+# Lines that wait so long without any progress are said to wait for a reader.
+STALLED_SECONDS: Final = 5.0
 
 
 class LineQueue:
@@ -48,6 +50,8 @@ class LineQueue:
         self._lines: deque[bytes] = deque()
         self._bytes = 0
         self._dropped = 0
+        self._dropped_in_all = 0
+        self._in_doubt = 0  # lines of the batch in writing that are not written whole
         self._fault: str | None = None
         self._moved_at = time.monotonic()
         self._in_writing = False
@@ -62,6 +66,7 @@ class LineQueue:
                 self._append(data)
             else:
                 self._dropped += 1
+                self._dropped_in_all += 1
             self._start_writing()
             self._changed.notify_all()
 
@@ -72,7 +77,29 @@ class LineQueue:
             lost = f"; {self._dropped} lines dropped so far" if self._dropped else ""
             if self._fault is not None:
                 return f"the log cannot be written: {self._fault}{lost}"
-            return f"nobody reads the log{lost}" if lost else None
+            stalled = self._in_writing and time.monotonic() - self._moved_at > STALLED_SECONDS
+            return f"nobody reads the log{lost}" if lost or stalled else None
+
+    @property
+    def dropped(self) -> int:
+        """How many lines found no room, since the beginning."""
+        with self._changed:
+            return self._dropped_in_all
+
+    @property
+    def waiting(self) -> int:
+        """How many lines are not written yet."""
+        with self._changed:
+            return len(self._lines) + self._in_doubt
+
+    def finish(self) -> None:
+        """The process ends: what can be written is, and how many lines cannot is told."""
+        if self.flush():
+            return
+        with self._changed:
+            lost = len(self._lines) + self._in_doubt + self._dropped
+            why = self._fault or "nobody reads it"
+        self._tell(f"dispatcher: the last {lost} lines of the log are lost: {why}")
 
     def flush(self, seconds: float = FLUSH_SECONDS, standstill: float = FLUSH_STANDSTILL_SECONDS) -> bool:
         """Waits until all is written, for up to `seconds`, or `standstill` seconds without any progress."""
@@ -118,13 +145,16 @@ class LineQueue:
     def _next_batch(self) -> bytes:
         with self._changed:
             self._in_writing = False
+            self._in_doubt = 0
             self._changed.notify_all()
             while not self._lines and not self._closed.is_set():
                 self._changed.wait()
             if not self._lines:
                 return b""
             self._in_writing = True
+            self._moved_at = time.monotonic()
             batch = self._take()
+            self._in_doubt = batch.count(b"\n")
             if self._dropped:
                 self._append(self._dropped_line(self._dropped).encode("ascii", "backslashreplace") + b"\n")
                 self._dropped = 0
@@ -144,19 +174,22 @@ class LineQueue:
         left = memoryview(data)
         while left and not (self._fault and self._closed.is_set()):
             try:
-                written = os.write(self.fd, left)
+                # A pipe takes so much at once or nothing of it: what has gone is known while the write waits.
+                written = os.write(self.fd, left[: select.PIPE_BUF])
             except BlockingIOError:  # somebody else made the descriptor non-blocking
                 select.select([], [self.fd], [], WRITABLE_SECONDS)
                 continue
             except (OSError, ValueError) as error:
                 self._cannot_write(error)
                 continue
+            whole_lines = bytes(left[:written]).count(b"\n")
             left = left[written:]
-            self._went_forward()
+            self._went_forward(whole_lines)
 
-    def _went_forward(self) -> None:
+    def _went_forward(self, whole_lines: int) -> None:
         with self._changed:
             self._fault = None
+            self._in_doubt = max(0, self._in_doubt - whole_lines)
             self._moved_at = time.monotonic()
             self._changed.notify_all()
 
@@ -194,8 +227,19 @@ def say_on_stderr(text: str, seconds: float = STDERR_SECONDS) -> None:
         return
     data = f"{text}\n".encode(getattr(stream, "encoding", None) or "utf-8", "backslashreplace")
     writing = threading.Thread(target=_write_once, args=(fd, data), name="stderr", daemon=True)
-    writing.start()
+    try:
+        writing.start()
+    except RuntimeError:  # the interpreter ends: no thread starts any more
+        _write_if_room(fd, data, seconds)
+        return
     writing.join(seconds)
+
+
+def _write_if_room(fd: int, data: bytes, seconds: float) -> None:
+    """As much as is sure not to wait: a pipe that can be written has room for PIPE_BUF bytes."""
+    with contextlib.suppress(OSError, ValueError):
+        if select.select([], [fd], [], seconds)[1]:
+            os.write(fd, data[: select.PIPE_BUF])
 
 
 def _write_once(fd: int, data: bytes) -> None:

@@ -329,7 +329,7 @@ def _stdout_writer(before: LineWriter | QueuedWriter) -> LineWriter | QueuedWrit
             return before
         before.queue.close()
     queue = LineQueue(fd, _dropped_line, say_on_stderr)
-    atexit.register(queue.flush)
+    atexit.register(queue.finish)
     return QueuedWriter(queue)
 
 
@@ -341,6 +341,13 @@ def _dropped_line(count: int) -> str:
 def log_trouble() -> str | None:
     """Why lines of this process do not arrive where they should, in words; None when they do."""
     return _sink.writer.queue.trouble if isinstance(_sink.writer, QueuedWriter) else None
+
+
+def log_lines() -> tuple[int, int]:
+    """How many lines of this process wait to be written, and how many were dropped since its start."""
+    if not isinstance(_sink.writer, QueuedWriter):
+        return 0, 0
+    return _sink.writer.queue.waiting, _sink.writer.queue.dropped
 
 
 def get_logger(name: str = "") -> FilteringBoundLogger:

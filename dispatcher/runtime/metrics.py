@@ -113,11 +113,20 @@ HEALTH: Final = Family(
     "dispatcher_health", "gauge", ("status",), "1 for the health the daemon is in: starting, ok, degraded or failing."
 )
 LOOPS: Final = Family("dispatcher_loop_ok", "gauge", ("loop",), "Whether a loop achieved something lately: 1 or 0.")
+LOG_WAITING: Final = Family(
+    "dispatcher_log_lines_waiting",
+    "gauge",
+    (),
+    "Lines of the log that are not written yet; it grows while nobody reads.",
+)
+LOG_DROPPED: Final = Family(
+    "dispatcher_log_lines_dropped", "counter", (), "Lines of the log that found no room while nobody read it."
+)
 INFO: Final = Family("dispatcher_info", "gauge", ("version", "gateway_id"), "Always 1.")
 
 FAMILIES: Final = (
     *(DECISIONS, LATENCY, LIVE, WAITLIST, BACKLOG, OLDEST, PAUSED, ENDED, PROCESS, SWEEPS, SWEPT, RUNS, HELD),
-    *(REALTIME, GAPS, CALLS, CALL_ERRORS, HEALTH, LOOPS, INFO),
+    *(REALTIME, GAPS, CALLS, CALL_ERRORS, HEALTH, LOOPS, LOG_WAITING, LOG_DROPPED, INFO),
 )
 BACKLOG_AGES: Final = ("under_1m", "under_1h", "over_1h")
 RUN_STATUSES: Final = (

@@ -20,7 +20,7 @@ from prometheus_client.exposition import choose_encoder
 from prometheus_client.registry import Collector
 
 from dispatcher import events
-from dispatcher.logs import get_logger
+from dispatcher.logs import get_logger, log_lines
 from dispatcher.runtime import metrics
 from dispatcher.runtime.health import Health
 from dispatcher.runtime.metrics import Family, Meter
@@ -146,6 +146,9 @@ class _AtThisMoment(Collector):
         yield CounterMetricFamily(metrics.GAPS.name, metrics.GAPS.meaning, value=float(realtime["gaps"]))
         yield _gauges(metrics.HEALTH, {(one,): one == health["status"] for one in HEALTH_STATUSES})
         yield _gauges(metrics.LOOPS, {(name,): is_ok for name, is_ok in loops.items()})
+        waiting, dropped = log_lines()
+        yield _gauges(metrics.LOG_WAITING, {(): waiting})
+        yield CounterMetricFamily(metrics.LOG_DROPPED.name, metrics.LOG_DROPPED.meaning, value=float(dropped))
 
 
 def _gauges(family: Family, values: Mapping[tuple[str, ...], float]) -> GaugeMetricFamily:

@@ -1,5 +1,6 @@
 """C13: a log that nobody reads stops nothing, and what was lost is told when it is read again."""
 
+import re
 import subprocess
 import time
 
@@ -77,7 +78,7 @@ def status(database: Database, item: object) -> str:
     return database.value("select status::text from agent_inbox_items where id = %s", [item])
 
 
-def test_c13_sigterm_ends_it_within_its_grace_while_nobody_reads_the_log(
+def test_c13_f8_sigterm_ends_it_within_its_grace_while_nobody_reads_the_log(
     database: Database, seed: Seed, stub_agent: StubAgent, start_daemon: StartDaemon
 ) -> None:
     stub_agent.order(mode="hang")
@@ -92,6 +93,9 @@ def test_c13_sigterm_ends_it_within_its_grace_while_nobody_reads_the_log(
     assert daemon.process.wait(30) == 0
     assert time.monotonic() - started < 1 + 10
     assert stub_agent.living() == []
+    told = re.search(r"dispatcher: the last (\d+) lines of the log are lost: nobody reads it", daemon.stderr)
+    assert told is not None
+    assert int(told[1]) > 1_000
 
 
 def test_c13_its_last_words_on_stderr_wait_for_nobody() -> None:

@@ -110,6 +110,73 @@ def test_c13_a_flush_does_not_wait_for_a_reader_that_stalls(pipe: Pipe) -> None:
     assert time.monotonic() - started < 5
 
 
+def test_f8_what_nobody_read_at_the_end_is_counted_and_told(pipe: Pipe) -> None:
+    pipe.stall()
+    for _ in range(2 * log_output.MAX_QUEUED_BYTES // 1000):
+        pipe.queue.put(LINE)
+    pipe.queue.finish()
+    [told] = pipe.said
+    lost = int(told.removeprefix("dispatcher: the last ").split()[0])
+    assert told.endswith(" lines of the log are lost: nobody reads it")
+    assert lost == pipe.queue.waiting + pipe.queue.dropped
+    assert 40 + 2 * log_output.MAX_QUEUED_BYTES // 1000 - lost == os.read(pipe.read_end, 65536).count(b"\n")
+
+
+def test_f8_nothing_is_said_at_the_end_where_the_reader_came_back_and_it_is_told_in_the_log(pipe: Pipe) -> None:
+    pipe.stall()
+    for _ in range(2 * log_output.MAX_QUEUED_BYTES // 1000):
+        pipe.queue.put(LINE)
+    dropped = pipe.queue.dropped
+    reading: list[str] = []
+    reader = threading.Thread(target=lambda: reading.extend(pipe.read_until(f"{dropped} dropped")))
+    reader.start()
+    pipe.queue.finish()
+    reader.join(10)
+    assert pipe.said == []
+    assert reading[-1] == f"{dropped} dropped"
+
+
+def test_f8_a_log_that_nobody_reads_is_named_before_a_line_is_lost(pipe: Pipe, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(log_output, "STALLED_SECONDS", 0.3)
+    pipe.stall()
+    wait_until(lambda: pipe.queue.trouble == "nobody reads the log")
+    assert pipe.queue.dropped == 0
+    os.set_blocking(pipe.read_end, False)
+    wait_until(lambda: pipe_is_read_empty(pipe))
+    assert pipe.queue.trouble is None
+
+
+def pipe_is_read_empty(pipe: Pipe) -> bool:
+    with contextlib.suppress(BlockingIOError):
+        while True:
+            os.read(pipe.read_end, 65536)
+    return pipe.queue.flush(0.05)
+
+
+UNREAD = """
+    from dispatcher.logs import configure_logging, get_logger
+    configure_logging("info", gateway_id="g", tenant_id="t")
+    for number in range(500):
+        get_logger().info("a.b", number=number, text="x" * 900)
+"""
+
+
+def test_f8_a_process_that_ends_with_an_unread_log_says_how_many_lines_went() -> None:
+    with subprocess.Popen(
+        [sys.executable, "-c", textwrap.dedent(UNREAD)],
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        env=base_environment(),
+        text=True,
+    ) as process:
+        assert process.stdout is not None
+        assert process.stderr is not None
+        assert process.wait(30) == 0
+        told = process.stderr.read()
+        arrived = process.stdout.read().count("\n")
+    assert told == f"dispatcher: the last {500 - arrived} lines of the log are lost: nobody reads it\n"
+
+
 def test_c13_a_flush_goes_on_while_a_slow_reader_reads(pipe: Pipe) -> None:
     for _ in range(40):
         pipe.queue.put("x" * 999)

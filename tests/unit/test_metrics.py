@@ -81,6 +81,15 @@ def is_open(port: int) -> bool:
     return True
 
 
+def test_f8_lines_of_the_log_that_wait_or_were_dropped_are_counted(
+    watched: Watched, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(prometheus, "log_lines", lambda: (5, 7))
+    samples = watched.samples()
+    assert samples["dispatcher_log_lines_waiting",] == 5
+    assert samples["dispatcher_log_lines_dropped_total",] == 7
+
+
 def test_each_report_is_counted_under_its_name(watched: Watched) -> None:
     meter = watched.meter
     meter.decided("granted"), meter.decided("cooldown"), meter.decided("cooldown")

@@ -26,8 +26,10 @@ from pydantic_settings import BaseSettings, PydanticBaseSettingsSource, Settings
 
 from dispatcher.config_sources import DEFAULT_OPENCLAW_HOME, expand_home, gather
 from dispatcher.errors import ConfigurationPending, SettingsError
+from dispatcher.files import read_regular_file
 
 MAX_SHOWN_VALUE: Final = 80
+MAX_AUTHORITIES_BYTES: Final = 8 * 1024 * 1024
 
 _DECIMAL = re.compile(r"[+-]?\d+(\.\d+)?\Z", re.ASCII)
 _WHOLE = re.compile(r"[+-]?\d+\Z", re.ASCII)
@@ -157,6 +159,7 @@ def _plain_proxy_url(value: str) -> str:
 def _authorities(file: Path) -> Path:
     """Read once here, so that a bad one is a fault of the settings and not of the first call."""
     try:
+        read_regular_file(file, MAX_AUTHORITIES_BYTES)
         ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT).load_verify_locations(file)
     except ssl.SSLError:
         raise ValueError("no certificate in PEM format is in it") from None

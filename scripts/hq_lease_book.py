@@ -22,12 +22,15 @@ from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
 
+from hq_settings import read_regular_file
+
 try:
     import fcntl
 except ImportError:  # a system without it has no second writer guarded; the file stays whole all the same
     fcntl = None  # type: ignore[assignment]  # the name stands for "cannot lock here"
 
 KEPT = 200
+MAX_BOOK_BYTES = 1024 * 1024
 
 
 @dataclass(frozen=True)
@@ -113,7 +116,7 @@ def file_part(agent: str) -> str:
 def read_leases(path: Path) -> list[Lease]:
     """The leases of a file; empty when it is absent, unreadable or damaged."""
     try:
-        document = json.loads(path.read_text(encoding="utf-8"))
+        document = json.loads(read_regular_file(path, MAX_BOOK_BYTES)[0])
     except (OSError, ValueError, RecursionError):
         return []
     rows = document.get("leases") if isinstance(document, dict) else None

@@ -23,6 +23,7 @@ WAKE_MARKER = "DISPATCHER_WAKE_ID"
 ASSIGNMENT = re.compile(r"^\s*(?:export\s+)?([A-Za-z_][A-Za-z0-9_]*)\s*=\s*(.*?)\s*$")
 QUOTED = re.compile(r"""^(?:"((?:[^"\\]|\\.)*)"|'([^']*)')\s*(?:#.*)?$""")
 MAX_FILE_BYTES = 64 * 1024
+MAX_AUTHORITIES_BYTES = 8 * 1024 * 1024
 URL, KEY = "SUPABASE_URL", "SUPABASE_SERVICE_ROLE_KEY"
 # They say where the key goes: a workspace may be a stranger's, so its own file never sets them.
 NOT_FROM_WORKSPACE = ("SUPABASE_CA_FILE", "SUPABASE_PROXY")
@@ -105,6 +106,7 @@ def network_faults(ca_file: str, proxy: str) -> Iterator[str]:
     """What is wrong with the file of authorities and with the proxy, whose password is not repeated."""
     if ca_file:
         try:
+            read_regular_file(Path(ca_file), MAX_AUTHORITIES_BYTES)
             ssl.create_default_context().load_verify_locations(ca_file)
         except ssl.SSLError:
             yield f"SUPABASE_CA_FILE={ca_file}: no certificate in PEM format is in it"
@@ -230,7 +232,7 @@ def read_env_file(path: Path, *, is_ours: bool = False) -> dict[str, str]:
     Raises `UsageError` for one that every user may write, or, where it has to be ours, that is another user's.
     """
     try:
-        content, found = read_regular_file(path)
+        content, found = read_regular_file(path, MAX_FILE_BYTES)
     except (OSError, ValueError):
         return {}
     if found.st_mode & stat.S_IWOTH:
@@ -242,14 +244,14 @@ def read_env_file(path: Path, *, is_ours: bool = False) -> dict[str, str]:
     return {match.group(1): unquote(match.group(2)) for match in matches if match}
 
 
-def read_regular_file(path: Path) -> tuple[bytes, os.stat_result]:
+def read_regular_file(path: Path, limit: int) -> tuple[bytes, os.stat_result]:
     """The content and state of a regular file of bounded size; a pipe or device is neither waited for nor read."""
     descriptor = os.open(path, os.O_RDONLY | getattr(os, "O_NONBLOCK", 0))
     try:
         found = os.fstat(descriptor)
-        if not stat.S_ISREG(found.st_mode) or found.st_size > MAX_FILE_BYTES:
-            raise OSError(errno.EINVAL, "no regular file, or larger than any settings", str(path))
-        return os.read(descriptor, MAX_FILE_BYTES), found
+        if not stat.S_ISREG(found.st_mode) or found.st_size > limit:
+            raise OSError(errno.EINVAL, f"no regular file of at most {limit} bytes", str(path))
+        return os.read(descriptor, limit), found
     finally:
         os.close(descriptor)
 

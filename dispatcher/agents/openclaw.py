@@ -12,6 +12,7 @@ from typing import Final
 
 from dispatcher import events
 from dispatcher.errors import OpenclawMissing
+from dispatcher.files import read_regular_file
 from dispatcher.logs import get_logger
 
 log = get_logger(__name__)
@@ -22,6 +23,7 @@ Version = tuple[int, int, int, int]
 FIRST_AFFECTED: Final[Version] = (2026, 6, 11, 0)
 LAST_AFFECTED: Final[Version] = (2026, 7, 1, 2)
 
+MAX_PACKAGE_BYTES: Final = 1024 * 1024
 _VERSION: Final = re.compile(r"\b(20\d\d)\.(\d{1,2})\.(\d{1,2})(?:-(\d+))?\b")
 
 
@@ -58,7 +60,7 @@ def installed_version(executable: str) -> Version | None:
     """The version its package.json names, without running anything; None when there is none to be found."""
     for folder in list(Path(executable).resolve().parents)[:3]:
         try:
-            package = json.loads((folder / "package.json").read_text(encoding="utf-8"))
+            package = json.loads(read_regular_file(folder / "package.json", MAX_PACKAGE_BYTES)[0])
         except (OSError, ValueError):
             continue
         if isinstance(package, dict) and package.get("name") == "openclaw":

@@ -12,6 +12,7 @@ from typing import Any, Final
 
 from dispatcher import events
 from dispatcher.errors import InvalidAgentId
+from dispatcher.files import read_regular_file
 from dispatcher.logs import get_logger
 from dispatcher.text import CONTROL, shortened
 
@@ -20,7 +21,7 @@ log = get_logger(__name__)
 MAX_ID_LENGTH: Final = 64
 # What an id is made of before OpenClaw normalises it: far more than an id can be, far less than an argument may.
 MAX_SLUG_LENGTH: Final = 200
-MAX_CONFIG_BYTES: Final = 8 * 1024 * 1024
+MAX_CONFIG_BYTES: Final = 1024 * 1024
 CONFIG_NAME: Final = "openclaw.json"
 
 _NOT_IN_IDS: Final = re.compile(r"[^a-z0-9_-]+")
@@ -155,12 +156,19 @@ class AgentRegistry:
     def known_ids(self) -> tuple[str, ...]:
         """The ids the file lists now, as it writes them."""
         signature = self._signature()
-        # Held over the read, on purpose: a second thread must not act on a list known to be old.
         with self._lock:
-            if self._seen != (signature,):
-                self._seen = (signature,)
-                self._read(signature)
-            return self._known
+            if self._seen == (signature,):
+                return self._known
+        # Not under the lock, which nothing slow may hold. A second thread reads for itself and acts on no old list.
+        found, trouble = _read(signature)
+        with self._lock:
+            is_news = self._seen != (signature,)
+            self._seen = (signature,)
+            lost, self._known = found is None and bool(self._known), self._known if found is None else found
+            known = self._known
+        if is_news:
+            _tell(signature, known, trouble, lost=lost)
+        return known
 
     def config_path(self) -> Path | None:
         """The file in use; None when there is none."""
@@ -176,32 +184,47 @@ class AgentRegistry:
             return (str(path), stat.st_mtime_ns, stat.st_size, stat.st_ino)
         return None
 
-    def _read(self, signature: Signature) -> None:
-        if signature is None:
-            if self._known:
-                log.warning(events.REGISTRY_BROKEN, msg="openclaw.json has gone; keeping the agents it listed")
-            return
-        try:
-            self._known = tuple(parse_agent_ids(_parse(Path(signature[0]))))
-        except (OSError, ValueError, RecursionError) as error:
-            log.warning(
-                events.REGISTRY_BROKEN,
-                msg="openclaw.json cannot be read; keeping the agents it listed before",
-                path=signature[0],
-                error_type=type(error).__name__,
-            )
-        else:
-            log.debug(events.REGISTRY_READ, msg="Read openclaw.json", path=signature[0], agents=len(self._known))
+
+def _read(signature: Signature) -> tuple[tuple[str, ...] | None, Exception | None]:
+    """The ids of the file, or None and why there are none."""
+    if signature is None:
+        return None, None
+    try:
+        return tuple(parse_agent_ids(_parse(Path(signature[0])))), None
+    except (OSError, ValueError, RecursionError) as error:
+        return None, error
+
+
+def _tell(signature: Signature, known: Sequence[str], trouble: Exception | None, *, lost: bool) -> None:
+    if signature is None:
+        if lost:
+            log.warning(events.REGISTRY_BROKEN, msg="openclaw.json has gone; keeping the agents it listed")
+    elif trouble is None:
+        log.debug(events.REGISTRY_READ, msg="Read openclaw.json", path=signature[0], agents=len(known))
+    else:
+        reason = trouble.strerror if isinstance(trouble, OSError) and trouble.strerror else "not JSON5 in UTF-8"
+        log.warning(
+            events.REGISTRY_BROKEN,
+            msg=f"openclaw.json cannot be read ({reason}); keeping the agents it listed before",
+            path=signature[0],
+            error_type=type(trouble).__name__,
+        )
 
 
 def _parse(path: Path) -> Any:
-    if path.stat().st_size > MAX_CONFIG_BYTES:
-        raise ValueError("larger than any openclaw.json")
-    text = path.read_text(encoding="utf-8-sig")
+    content, _ = read_regular_file(path, MAX_CONFIG_BYTES)
+    text = content.decode("utf-8-sig")
     try:
-        # Most files are plain JSON, which the json module reads a thousand times faster.
+        # Most files are plain JSON.
         return json.loads(text)
     except ValueError:
-        import json5  # noqa: PLC0415 - costs memory that a gateway with a plain file does not spend
+        return _parse_json5(text)
 
-        return json5.loads(text)
+
+def _parse_json5(text: str) -> Any:
+    import pyjson5  # noqa: PLC0415 - costs memory that a gateway with a plain file does not spend
+
+    try:
+        return pyjson5.decode(text)
+    except pyjson5.Json5DecoderException as error:
+        raise ValueError(error.message) from error

@@ -3,6 +3,7 @@
 import ast
 import json
 import math
+import os
 import re
 import sys
 from collections.abc import Iterator
@@ -183,6 +184,14 @@ def test_damaged_notes_are_left_out(modules: dict[str, ModuleType], tmp_path: Pa
     (tmp_path / "leases-ada.json").write_text(json.dumps({"leases": rows}))
     book = modules["hq_lease_book"].LeaseBook((tmp_path,), "ada")
     assert (book.token("a"), book.token("b")) == ("t", None)
+
+
+def test_s19_notes_that_are_a_pipe_or_endless_are_left_out(modules: dict[str, ModuleType], tmp_path: Path) -> None:
+    os.mkfifo(tmp_path / "pipe")
+    with (tmp_path / "large").open("wb") as large:
+        large.truncate(1 << 40)
+    for name in ("pipe", "large"):
+        assert modules["hq_lease_book"].read_leases(tmp_path / name) == []
 
 
 def test_a_folder_that_cannot_be_written_is_passed_over(modules: dict[str, ModuleType], tmp_path: Path) -> None:

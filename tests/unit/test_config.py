@@ -2,6 +2,7 @@ from __future__ import annotations
 
 import base64
 import json
+import os
 from pathlib import Path
 from uuid import UUID
 
@@ -210,6 +211,12 @@ def test_files_that_cannot_be_read_are_faults(tmp_path: Path) -> None:
     with pytest.raises(SettingsError) as caught:
         load_settings({**GOOD, "HOME": str(tmp_path)}, cwd=tmp_path)
     assert caught.value.faults == [f"{tmp_path / '.env'}: cannot be read (not UTF-8 text)"]
+
+
+def test_s19_a_pipe_of_authorities_is_not_waited_for(load, tmp_path: Path) -> None:
+    os.mkfifo(tmp_path / "ca.pem")
+    [fault] = faults_of(load, **GOOD, SUPABASE_CA_FILE=str(tmp_path / "ca.pem"))
+    assert "cannot be read (no regular file)" in fault
 
 
 def test_missing_configuration_is_waited_for_only_when_asked_to_and_nothing_else_is_wrong(load) -> None:

@@ -252,6 +252,7 @@ def test_s7_scripts_refuse_files_that_others_could_have_written(script_settings:
 def test_s19_scripts_wait_for_no_pipe_and_read_no_large_file(script_settings: ModuleType, agent: Path) -> None:
     os.mkfifo(agent)
     assert script_settings.read_env_file(agent) == {}
+    assert any("no regular file" in fault for fault in script_settings.network_faults(str(agent), ""))
     agent.unlink()
     written(agent, PAIR + "#" * 65_536)
     assert script_settings.read_env_file(agent) == {}

@@ -3,13 +3,17 @@ from __future__ import annotations
 import json
 import os
 import re
+import threading
+import time
 from pathlib import Path
+from typing import Any
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 from structlog.testing import capture_logs
 
+from dispatcher.agents import registry as module
 from dispatcher.agents.registry import (
     AgentRegistry,
     config_candidates,
@@ -125,7 +129,7 @@ def test_an_unchanged_file_is_read_once(tmp_path: Path, monkeypatch: pytest.Monk
     write(path, "ada")
     registry = AgentRegistry([path])
     registry.known_ids()
-    monkeypatch.setattr(Path, "read_text", lambda *_a, **_k: pytest.fail("read again"))
+    monkeypatch.setattr(module, "read_regular_file", lambda *_: pytest.fail("read again"))
     assert registry.known_ids() == ("ada",)
 
 
@@ -133,6 +137,73 @@ def test_json5_is_understood(tmp_path: Path) -> None:
     path = tmp_path / "openclaw.json"
     path.write_text("// ours\n{agents: {list: [{id: 'ada', /* old */}, ], }, }\n", encoding="utf-8")
     assert AgentRegistry([path]).known_ids() == ("ada",)
+
+
+def test_s19_a_large_json5_file_is_read_within_a_moment(tmp_path: Path) -> None:
+    """The limit's worth of it took a minute, in which no agent was woken. A tenth of that is still too much."""
+    entry = "  {{id: 'agent-{0}', workspace: '/srv/agent-{0}', models: ['a', 'b', ], /* ours */ }},\n"
+    text = "// ours\n{agents: {list: [\n" + "".join(entry.format(number) for number in range(12_000)) + "]}}"
+    assert 0.8 * module.MAX_CONFIG_BYTES < len(text) <= module.MAX_CONFIG_BYTES
+    path = tmp_path / "openclaw.json"
+    path.write_text(text)
+    started = time.process_time()
+    assert len(AgentRegistry([path]).known_ids()) == 12_000
+    assert time.process_time() - started < 5
+
+
+@pytest.mark.parametrize("kind", ["a pipe", "a folder", "too large"])
+def test_s19_what_is_no_settings_file_is_neither_waited_for_nor_read(tmp_path: Path, kind: str) -> None:
+    path = tmp_path / "openclaw.json"
+    write(path, "ada")
+    registry = AgentRegistry([path])
+    registry.known_ids()
+    path.unlink()
+    if kind == "a pipe":
+        os.mkfifo(path)
+    elif kind == "a folder":
+        path.mkdir()
+    else:
+        path.write_text("[" + " " * module.MAX_CONFIG_BYTES + "]")
+    with capture_logs() as logs:
+        assert [registry.known_ids() for _ in range(3)] == [("ada",)] * 3
+    [warning] = logs
+    reason = "larger than 1048576 bytes" if kind == "too large" else "no regular file"
+    assert warning["event"] == "registry.broken"
+    assert warning["msg"] == f"openclaw.json cannot be read ({reason}); keeping the agents it listed before"
+
+
+def test_s19_a_link_to_the_file_is_followed(tmp_path: Path) -> None:
+    write(tmp_path / "elsewhere.json", "ada")
+    (tmp_path / "openclaw.json").symlink_to("elsewhere.json")
+    assert AgentRegistry([tmp_path / "openclaw.json"]).known_ids() == ("ada",)
+
+
+def test_s19_a_slow_read_holds_up_nobody_who_needs_none(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Reading is not done under the lock: while one thread reads, another with a newer file gets its own answer."""
+    path = tmp_path / "openclaw.json"
+    write(path, "ada")
+    registry = AgentRegistry([path])
+    is_reading, may_go_on = threading.Event(), threading.Event()
+    read = module.read_regular_file
+
+    def slow(*arguments: Any) -> Any:
+        content = read(*arguments)
+        if threading.current_thread() is slow_reader:
+            is_reading.set()
+            assert may_go_on.wait(20)
+        return content
+
+    monkeypatch.setattr(module, "read_regular_file", slow)
+    slow_reader = threading.Thread(target=registry.known_ids)
+    slow_reader.start()
+    try:
+        assert is_reading.wait(20)
+        write(path, "ada", "eve")
+        assert registry.known_ids() == ("ada", "eve")
+    finally:
+        may_go_on.set()
+        slow_reader.join(20)
+    assert registry.known_ids() == ("ada", "eve")
 
 
 @pytest.mark.parametrize("content", [b"{", b"\xff\xfe", b"[" * 100_000, b""])

@@ -57,10 +57,16 @@ class StubAgent:
         return [process for event in self.events() for process in _living(event)]
 
     def kill_all(self) -> None:
-        """End whatever is left of it. For the end of a test that has checked what it wanted."""
-        for process in self.living():
+        """End whatever is left of it, also what had no time to log its start."""
+        for process in [*self.living(), *self._unlogged()]:
             with suppress(psutil.NoSuchProcess):
                 process.send_signal(signal.SIGKILL)
+
+    def _unlogged(self) -> Iterator[psutil.Process]:
+        """The processes that run its executable, by the process table."""
+        for process in psutil.process_iter(["cmdline"]):
+            if str(self.path) in (process.info["cmdline"] or ()):
+                yield process
 
 
 def _living(event: dict[str, Any]) -> Iterator[psutil.Process]:

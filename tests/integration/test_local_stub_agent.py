@@ -96,6 +96,14 @@ def test_a_grandchild_outlives_a_sigterm_to_the_group(stub_agent: StubAgent, *, 
     wait_until(lambda: not stub_agent.living())
 
 
+def test_h6_what_had_no_time_to_log_its_start_is_ended_too(stub_agent: StubAgent) -> None:
+    child = start(stub_agent)
+    child.send_signal(signal.SIGSTOP)
+    stub_agent.log.unlink(missing_ok=True)
+    stub_agent.kill_all()
+    assert child.wait(10) == -signal.SIGKILL
+
+
 def test_chatty_fills_both_streams(stub_agent: StubAgent) -> None:
     stub_agent.order(mode="chatty", bytes=200_001)
     child = start(stub_agent, stdout=subprocess.PIPE, stderr=subprocess.PIPE)

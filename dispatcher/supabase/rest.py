@@ -1,9 +1,8 @@
 """The REST side of Supabase: call a SQL function, read rows; thread-safe, bounded in time.
 
-Function calls go straight through the transport of httpx: its client adds 0.3 ms to a call of 0.8 ms on a quiet
-machine, twice that after a rest, and `postgrest` 2.34.1 another 0.2 to 0.4 ms; neither can bound a single call in
-time. Selects, which are not on the way of a wake, go through `postgrest`, with its own retry (blocking, GET only, up
-to 7 s) and its HTTP/2 switched off.
+Function calls go over a wire of our own (`rest_wire`), as a wake waits for them; through a proxy they take the
+transport of httpx. Selects, which are not on the way of a wake, go through `postgrest`, with its own retry (blocking,
+GET only, up to 7 s) and its HTTP/2 switched off.
 """
 
 from __future__ import annotations
@@ -27,6 +26,7 @@ from dispatcher.logs import get_logger
 from dispatcher.supabase import rest_errors, rest_payload
 from dispatcher.supabase.network import Network
 from dispatcher.supabase.rest_errors import Failure, Repeat
+from dispatcher.supabase.rest_wire import Answer, Limits, Wire
 
 T = TypeVar("T")
 Row = dict[str, Any]
@@ -114,6 +114,7 @@ class RestClient:
         self._warned: dict[tuple[str, str], float] = {}
         self._transport = self._build_transport(max_connections)
         self._http = self._build_http(_headers(key))
+        self._wire = None if self._network.proxy else self._build_wire(max_connections)
         self._postgrest = SyncPostgrestClient(
             self.url, schema=SCHEMA, headers=_headers(key), http_client=self._http, retry_enabled=False
         )
@@ -142,6 +143,15 @@ class RestClient:
             event_hooks={"request": [self._bound_in_time], "response": [_refuse_what_is_no_result]},
         )
 
+    def _build_wire(self, max_connections: int) -> Wire:
+        return Wire(
+            self.url,
+            dict(self._http.headers),
+            self._network.ssl_context_for(self.url),
+            max_connections=max_connections,
+            idle=self._timeouts.idle,
+        )
+
     def rpc(
         self,
         function: str,
@@ -168,7 +178,7 @@ class RestClient:
             BadKey: the key is refused.
         """
         content = rest_payload.encode(params)
-        return self._call(function, lambda: _json(function, self._post(function, content)), retry, timeout)
+        return self._call(function, lambda: self._post(function, content), retry, timeout)
 
     def select(self, table: str, query: Mapping[str, str], *, timeout: float | None = None) -> list[Row]:
         """The rows of one page (the server stops at its cap, 1,000 by default: see `select_all`).
@@ -221,18 +231,40 @@ class RestClient:
             ServiceUnavailable: the server cannot be reached.
         """
         try:
-            self._http.options(f"{self.url}/", timeout=self._timeouts.connect)
+            self._greet()
         except httpx.TransportError as error:
             raise rest_errors.failure_of_transport(error, self.url, self._network).error from error
+
+    def _greet(self) -> None:
+        patience = self._timeouts.connect
+        if self._wire is None:
+            self._http.options(f"{self.url}/", timeout=patience)
+        else:
+            limits = Limits(patience, patience, patience, patience, time.monotonic() + 2 * patience)
+            self._wire.exchange("OPTIONS", "/", b"", limits)
 
     def close(self) -> None:
         """Closes the pool; a call that is waiting to repeat ends at once."""
         self._closed.set()
         self._http.close()
+        if self._wire is not None:
+            self._wire.close()
 
-    def _post(self, function: str, content: bytes) -> httpx.Response:
-        """One request past httpx's client, whose redirects, cookies and hooks a call needs not and a wake waits for."""
-        request = httpx.Request("POST", f"{self.url}/rpc/{function}", headers=self._http.headers, content=content)
+    def _post(self, function: str, content: bytes) -> Any:
+        """One request, and the result that its answer carries."""
+        allowed = _current_call.get()
+        assert allowed is not None
+        if self._wire is None:
+            return _json(function, self._post_through_httpx(function, content))
+        answer = self._wire.exchange("POST", f"/rpc/{function}", content, self._limits(allowed))
+        if answer.is_plain_json and answer.content:
+            return _parsed(function, answer.content, answer.status)
+        response = _response(answer, self._request(function))
+        _refuse_what_is_no_result(response)
+        return _json(function, response)
+
+    def _post_through_httpx(self, function: str, content: bytes) -> httpx.Response:
+        request = self._request(function, content)
         self._bound_in_time(request)
         response = self._transport.handle_request(request)
         response.request = request
@@ -242,6 +274,9 @@ class RestClient:
             response.close()
         _refuse_what_is_no_result(response)
         return response
+
+    def _request(self, function: str, content: bytes = b"") -> httpx.Request:
+        return httpx.Request("POST", f"{self.url}/rpc/{function}", headers=self._http.headers, content=content)
 
     def _select(self, table: str, query: list[tuple[str, str]], timeout: float | None) -> list[Row]:
         return self._call(table, lambda: self._read_rows(table, query), retry=True, timeout=timeout)
@@ -271,6 +306,16 @@ class RestClient:
             self._account(what, time.monotonic() - started, outcome)
 
     def _repeated(self, attempt: Callable[[], T], allowed: _Call, retry: bool) -> T:
+        try:
+            return self._attempt(attempt, allowed)
+        except _AttemptFailed as failed:
+            if not _may_repeat(failed, retry):
+                raise
+            first = failed
+        return self._repeated_after(first, attempt, allowed, retry)
+
+    def _repeated_after(self, first: _AttemptFailed, attempt: Callable[[], T], allowed: _Call, retry: bool) -> T:
+        """The repeats of a call of which the first attempt has failed, as tenacity counts them."""
         repeats = tenacity.Retrying(
             retry=tenacity.retry_if_exception(lambda error: _may_repeat(error, retry)),
             wait=self._seconds_to_wait,
@@ -282,8 +327,14 @@ class RestClient:
             before_sleep=lambda state: self._tell_of_repeat(allowed.what, state),
             reraise=True,
         )
-        result: T = repeats(self._attempt, attempt, allowed)
-        return result
+        failures = [first]
+
+        def again() -> T:
+            if failures:
+                raise failures.pop()
+            return self._attempt(attempt, allowed)
+
+        return repeats(again)
 
     def _attempt(self, attempt: Callable[[], T], allowed: _Call) -> T:
         if self._closed.is_set():
@@ -303,12 +354,16 @@ class RestClient:
         allowed = _current_call.get()
         if allowed is None:
             return
+        limits = self._limits(allowed)
+        names = ("connect", "read", "write", "pool")
+        request.extensions["timeout"] = {name: limits.within(getattr(limits, name)) for name in names}
+
+    def _limits(self, allowed: _Call) -> Limits:
+        """Of the next attempt, which is counted."""
         with self._counting:
             self.requests += 1
-        left = max(0.05, allowed.ends_at - time.monotonic())
-        limits = {"connect": self._timeouts.connect, "read": allowed.read, "write": self._timeouts.write}
-        limits["pool"] = self._timeouts.pool
-        request.extensions["timeout"] = {name: min(limit, left) for name, limit in limits.items()}
+        times = self._timeouts
+        return Limits(times.pool, times.connect, times.write, allowed.read, allowed.ends_at)
 
     def _seconds_to_wait(self, state: tenacity.RetryCallState) -> float:
         return seconds_before_repeat(_failure(state), state.attempt_number, self._jitter())
@@ -391,12 +446,21 @@ def _refuse_what_is_no_result(response: httpx.Response) -> None:
 def _json(what: str, response: httpx.Response) -> Any:
     if response.status_code == httpx.codes.NO_CONTENT:
         return None
+    return _parsed(what, response.content, response.status_code)
+
+
+def _parsed(what: str, content: bytes, status: int) -> Any:
     try:
-        return json.loads(response.content)
+        return json.loads(content)
     except (ValueError, RecursionError) as error:
-        text = f"{what}: malformed answer: it says JSON and is not: {len(response.content)} bytes"
-        failure = Failure(MalformedAnswer(text, status=response.status_code, retryable=True), Repeat.IF_IDEMPOTENT)
+        text = f"{what}: malformed answer: it says JSON and is not: {len(content)} bytes"
+        failure = Failure(MalformedAnswer(text, status=status, retryable=True), Repeat.IF_IDEMPOTENT)
         raise _AttemptFailed(failure) from error
+
+
+def _response(answer: Answer, request: httpx.Request) -> httpx.Response:
+    """The answer as httpx shows it, decoded; for all that is not a plain result."""
+    return httpx.Response(answer.status, headers=list(answer.headers.items()), content=answer.content, request=request)
 
 
 def _rest_url(base_url: str) -> str:

@@ -1,5 +1,7 @@
 """The REST client against a server that cuts, stalls and closes at chosen moments."""
 
+import contextlib
+import gzip
 import json
 import socket
 import threading
@@ -215,3 +217,99 @@ def test_ff29_threads_survive_a_server_that_ends_connections_again_and_again(ser
     assert failures == []
     assert set(served) == {f"{worker}/{row}" for worker in range(8) for row in range(200)}
     assert set(served.values()) <= {1, 2}  # a repeat carries the token of the first try
+
+
+BODY = b'{"granted": true}'
+KIND = b"Content-Type: application/json\r\n"
+PLAIN = b"HTTP/1.1 200 OK\r\n" + KIND + b"Content-Length: 17\r\n"
+ANSWERS = {
+    "plain": (PLAIN + b"\r\n" + BODY, 1),
+    "to be closed": (PLAIN + b"Connection: close\r\n\r\n" + BODY, 3),
+    "in chunks": (
+        b"HTTP/1.1 200 OK\r\n"
+        + KIND
+        + b"Transfer-Encoding: chunked\r\n\r\n9\r\n"
+        + BODY[:9]
+        + b"\r\n8\r\n"
+        + BODY[9:]
+        + b"\r\n0\r\n\r\n",
+        1,
+    ),
+    "after an interim one": (b"HTTP/1.1 103 Early Hints\r\nLink: </a>\r\n\r\n" + PLAIN + b"\r\n" + BODY, 1),
+    "with several cookies": (PLAIN + b"Set-Cookie: a=1\r\nSet-Cookie: b=2\r\n\r\n" + BODY, 1),
+    "packed": (
+        b"HTTP/1.1 200 OK\r\n"
+        + KIND
+        + b"Content-Encoding: gzip\r\n"
+        + b"Content-Length: %d\r\n\r\n" % len(gzip.compress(BODY, mtime=0))
+        + gzip.compress(BODY, mtime=0),
+        1,
+    ),
+    "until the end": (b"HTTP/1.0 200 OK\r\n" + KIND + b"\r\n" + BODY, 3),
+}
+
+
+@pytest.mark.parametrize("pieces", [1, 7])
+@pytest.mark.parametrize(("text", "connections"), ANSWERS.values(), ids=ANSWERS.keys())
+def test_every_kind_of_answer_is_read_however_it_is_cut(
+    server: WireServer, rest: RestClient, text: bytes, connections: int, pieces: int
+) -> None:
+    def send_in_pieces(connection: socket.socket, _body: dict[str, object]) -> bool:
+        connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+        size = -(-len(text) // pieces)
+        for start in range(0, len(text), size):
+            connection.sendall(text[start : start + size])
+            threading.Event().wait(0.002 if pieces > 1 else 0)
+        return connections == 1
+
+    server.act = send_in_pieces
+    assert [rest.rpc("claim_wakes", {}) for _ in range(3)] == [{"granted": True}] * 3
+    assert server.connections == connections
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        PLAIN + b"\r\n" + BODY + b"{}",
+        PLAIN + b"\r\n" + BODY[:5],
+        PLAIN + b"Content-Length: 18\r\n\r\n" + BODY,
+        b"HTTP/1.1 200 OK\r\n" + KIND + b"Content-Length: many\r\n\r\n" + BODY,
+        b"SSH-2.0-OpenSSH_9.2\r\n\r\n",
+        b"HTTP/1.1 200 OK\r\n" + b"X: y\r\n" * 20_000,
+        b"",
+    ],
+    ids=["too long", "too short", "two lengths", "no number", "another protocol", "an endless head", "nothing"],
+)
+def test_ff28_an_answer_that_breaks_the_protocol_is_none(server: WireServer, rest: RestClient, text: bytes) -> None:
+    def send_and_close(connection: socket.socket, _body: dict[str, object]) -> bool:
+        with contextlib.suppress(OSError):
+            connection.sendall(text)
+        return False
+
+    server.act = send_and_close
+    with pytest.raises(ServiceUnavailable, match="lost the connection"):
+        rest.rpc("claim_wakes", {})
+    server.act = answer
+    assert rest.rpc("claim_wakes", {})["granted"]
+    assert server.connections == 2
+
+
+def test_a_caller_beyond_the_pool_waits_so_long_and_no_longer(server: WireServer) -> None:
+    client = RestClient(server.url, "key", timeouts=Timeouts(call=5.0, pool=0.2), max_connections=1)
+    held, release = threading.Event(), threading.Event()
+
+    def hold(connection: socket.socket, body: dict[str, object]) -> bool:
+        held.set()
+        release.wait(10)
+        return answer(connection, body)
+
+    server.act = hold
+    first = threading.Thread(target=client.rpc, args=("claim_wakes", {}))
+    first.start()
+    assert held.wait(5)
+    with pytest.raises(ServiceUnavailable, match="connections are in use"):
+        client.rpc("claim_wakes", {}, timeout=0.3)
+    release.set()
+    first.join(5)
+    assert client.rpc("claim_wakes", {})["granted"]
+    client.close()

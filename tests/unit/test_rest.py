@@ -9,6 +9,7 @@ import respx
 from dispatcher.errors import BadKey, RestError, ServiceUnavailable
 from dispatcher.supabase.rest import RestClient, Timeouts, seconds_before_repeat
 from dispatcher.supabase.rest_errors import Failure, Repeat
+from dispatcher.supabase.rest_wire import Answer, Limits, Wire
 
 URL = "http://project.test"
 RPC = f"{URL}/rest/v1/rpc/claim_wake"
@@ -23,9 +24,21 @@ GRANTED = httpx.Response(200, json={"granted": True})
 
 
 @pytest.fixture
-def server() -> Iterator[respx.MockRouter]:
+def server(monkeypatch: pytest.MonkeyPatch) -> Iterator[respx.MockRouter]:
+    """Answers selects, and calls as well: what would be written on the wire is handed to httpx, which respx mocks."""
+    monkeypatch.setattr(Wire, "exchange", exchange_through_httpx)
     with respx.mock(assert_all_called=False) as router:
         yield router
+
+
+def exchange_through_httpx(wire: Wire, method: str, path: str, content: bytes, limits: Limits) -> Answer:
+    written = wire.request(method, path, content).partition(b"\r\n\r\n")[0].decode().split("\r\n")
+    headers = dict(line.split(": ", 1) for line in written[1:])
+    timeout = {name: limits.within(getattr(limits, name)) for name in ("connect", "read", "write", "pool")}
+    url = f"{URL}{written[0].split(' ')[1]}"
+    request = httpx.Request(method, url, headers=headers, content=content, extensions={"timeout": timeout})
+    response = httpx.HTTPTransport().handle_request(request)
+    return Answer(response.status_code, {name.lower(): value for name, value in response.headers.raw}, response.read())
 
 
 @pytest.fixture

@@ -413,7 +413,9 @@ def parser() -> argparse.ArgumentParser:
     """All commands and options."""
     shared = argparse.ArgumentParser(add_help=False)
     shared.add_argument("--json", action="store_true", help="one JSON document instead of text")
-    shared.add_argument("--agent", help="the agent's slug; default: AGENT_SLUG, else that of the workspace")
+    shared.add_argument(
+        "--agent", type=hq_command.some_text, help="the agent's slug; default: AGENT_SLUG, else that of the workspace"
+    )
     run = argparse.ArgumentParser(add_help=False, parents=[shared])
     run.add_argument("run_id", type=hq_command.item_id, help="id of the run")
     run.add_argument("--session", required=True, type=session_name, help="the session that works on it")
@@ -427,7 +429,7 @@ def parser() -> argparse.ArgumentParser:
         usage.add_argument(
             f"--{kind}-tokens", type=hq_command.whole_number(0, MOST_TOKENS), help="tokens so far, in all"
         )
-    usage.add_argument("--model", help="the model that was used")
+    usage.add_argument("--model", type=hq_command.some_text, help="the model that was used")
 
     main_parser = argparse.ArgumentParser(description="What an agent does with workflow runs.")
     commands = main_parser.add_subparsers(dest="command", required=True, metavar="COMMAND")
@@ -439,7 +441,7 @@ def parser() -> argparse.ArgumentParser:
     complete = commands.add_parser("complete", parents=[usage], help="it is done")
     complete.add_argument("--output", type=json_value, help="what came of it, as JSON")
     fail = commands.add_parser("fail", parents=[usage], help="it cannot be done")
-    fail.add_argument("--error", required=True, help="why")
+    fail.add_argument("--error", required=True, type=hq_command.some_text, help="why")
     commands.add_parser("release", parents=[held], help="give it back to the queue")
     commands.add_parser("stats", parents=[shared], help="the queue as a whole")
     return main_parser

@@ -108,6 +108,13 @@ def item_id(text: str) -> str:
     return text.lower()
 
 
+def some_text(text: str) -> str:
+    """An argparse type: a text that says something."""
+    if not text.strip():
+        raise argparse.ArgumentTypeError("must not be empty or blank")
+    return text
+
+
 def whole_number(lowest: int, highest: int) -> Callable[[str], int]:
     """An argparse type: a whole number within bounds."""
 

@@ -18,7 +18,10 @@ def main() -> None:
     parser = closing_arguments("Hand an inbox item you have leased to a human.")
     parser.add_argument("reason", nargs="+", help="what a human has to decide or mend")
     arguments = parser.parse_args()
-    extra = {"p_reason": " ".join(arguments.reason)}
+    reason = " ".join(arguments.reason).strip()
+    if not reason:
+        parser.error("the reason must not be empty or blank: a human reads it")
+    extra = {"p_reason": reason}
     hq_command.run(lambda settings: close(settings, arguments, "escalate_inbox_item", "escalated", extra))
 
 

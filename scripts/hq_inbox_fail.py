@@ -18,7 +18,10 @@ def main() -> None:
     parser = closing_arguments("Mark an inbox item you have leased as failed.")
     parser.add_argument("reason", nargs="*", help="what went wrong")
     arguments = parser.parse_args()
-    extra = {"p_outcome": "failed", "p_reason": " ".join(arguments.reason)}
+    reason = " ".join(arguments.reason).strip()
+    if arguments.reason and not reason:
+        parser.error("the reason must not be empty or blank; leave it out where there is none")
+    extra = {"p_outcome": "failed", "p_reason": reason}
     hq_command.run(lambda settings: close(settings, arguments, "close_inbox_item", "failed", extra))
 
 

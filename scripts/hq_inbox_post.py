@@ -4,8 +4,8 @@
 Called again with the same arguments within the same wake it posts nothing new and prints the same id, as long
 as that item is open. Once the recipient has closed it, the same call is a new request.
 
-Exit codes: 0 (posted, or posted before), 1 (unknown agent, refused, service failed), 2 (wrong usage or
-missing settings, on stderr).
+Exit codes: 0 (posted, or posted before), 1 (unknown agent, refused, service failed), 2 (wrong usage, a task that is
+not there, or missing settings, on stderr).
 
 Standard library only, Python 3.9+: this file is copied into an agent's `skills/hq/scripts/`.
 """
@@ -19,7 +19,7 @@ import uuid
 import hq_command
 from hq_client import HqClient
 from hq_command import Document
-from hq_settings import Settings
+from hq_settings import Settings, UsageError
 
 REFUSALS = {
     "unknown_agent": "this agent is not known to HQ",
@@ -37,13 +37,21 @@ def main() -> None:
 def read_arguments() -> argparse.Namespace:
     """The command line; argparse exits with 2 on what it does not know."""
     parser = argparse.ArgumentParser(description="Hand work to another agent: put an item into its inbox.")
-    parser.add_argument("--to", required=True, metavar="SLUG", help="the agent that is to do it")
-    parser.add_argument("--summary", required=True, help="what is to be done, in one line")
-    parser.add_argument("--event-type", default="task_assignment", help="kind of item (default task_assignment)")
+    parser.add_argument(
+        "--to", required=True, type=hq_command.some_text, metavar="SLUG", help="the agent that is to do it"
+    )
+    parser.add_argument("--summary", required=True, type=hq_command.some_text, help="what is to be done, in one line")
+    parser.add_argument(
+        "--event-type",
+        default="task_assignment",
+        type=hq_command.some_text,
+        help="kind of item (default task_assignment)",
+    )
     parser.add_argument("--task-id", type=hq_command.item_id, help="the task it is about")
     parser.add_argument("--context", type=json_object, default={}, metavar="JSON", help="more facts, a JSON object")
     parser.add_argument(
         "--request-key",
+        type=hq_command.some_text,
         help="name of this request: the same name is the same item, in any wake and whatever became of it",
     )
     parser.add_argument("--self-handoff", action="store_true", help="allow a post to yourself")
@@ -62,11 +70,13 @@ def json_object(text: str) -> Document:
 
 
 def post(settings: Settings, arguments: argparse.Namespace) -> int:
-    """Post and print the item's id, or why not."""
+    """Post and print the item's id, or why not. Raises UsageError for a task that is not there."""
     answer: Document = HqClient(settings).call("post_inbox_item", post_params(settings, arguments))
     if answer["applied"]:
         hq_command.emit(posted_document(settings, arguments, answer))
         return hq_command.OK
+    if answer["code"] == "unknown_task":
+        raise UsageError(f"{answer['detail']} (--task-id, or task_id of --context). Nothing was posted.")
     message = REFUSALS.get(answer["code"], answer.get("detail") or "HQ refused the post")
     hq_command.emit({"error": message, "code": answer["code"], "agent": settings.agent, "to": arguments.to})
     return hq_command.FAILED

@@ -2351,7 +2351,7 @@ COMMENT ON FUNCTION dispatcher.inbox_retry_delay(p_attempt integer) IS 'How long
 CREATE FUNCTION dispatcher.insert_post(p_origin public.inbox_item_origins, p_recipient_id uuid, p_recipient_slug text, p_event_type text, p_summary text, p_context jsonb) RETURNS uuid
     LANGUAGE plpgsql
     SET search_path TO ''
-    AS $_$
+    AS $$
 declare
   v_item_id uuid;
 begin
@@ -2362,8 +2362,7 @@ begin
     values (p_origin.tenant_id, p_recipient_id, p_recipient_slug, p_event_type::public.inbox_event_type,
             (select task.id from public.tasks as task
               where task.tenant_id = p_origin.tenant_id
-                and task.id = substring(p_context ->> 'task_id'
-                    from '^[0-9a-fA-F]{8}(?:-[0-9a-fA-F]{4}){3}-[0-9a-fA-F]{12}$')::uuid),
+                and task.id = dispatcher.named_task(p_context)),
             p_summary, p_context, 'handoff:' || gen_random_uuid()::text)
     returning id
   )
@@ -2375,7 +2374,7 @@ begin
   returning item_id into v_item_id;
   return v_item_id;
 end
-$_$;
+$$;
 
 COMMENT ON FUNCTION dispatcher.insert_post(p_origin public.inbox_item_origins, p_recipient_id uuid, p_recipient_slug text, p_event_type text, p_summary text, p_context jsonb) IS 'Writes the item of a post with its origin; answers its id.';
 
@@ -3290,6 +3289,15 @@ CREATE FUNCTION dispatcher.must_abort(p_sqlstate text) RETURNS boolean
 
 COMMENT ON FUNCTION dispatcher.must_abort(p_sqlstate text) IS 'The one list of errors that no handler contains: serialization failure, deadlock, cancelled, shutdown, disk and memory full. Every other error costs its row, agent or phase alone. Idiom: exception when others then if dispatcher.must_abort(sqlstate) then raise; end if; ...';
 
+CREATE FUNCTION dispatcher.named_task(p_context jsonb) RETURNS uuid
+    LANGUAGE sql IMMUTABLE
+    SET search_path TO ''
+    AS $_$
+  select substring(p_context ->> 'task_id' from '^[0-9a-fA-F]{8}(?:-[0-9a-fA-F]{4}){3}-[0-9a-fA-F]{12}$')::uuid
+$_$;
+
+COMMENT ON FUNCTION dispatcher.named_task(p_context jsonb) IS 'The task that the context of a post names; NULL where it names none by an id.';
+
 CREATE FUNCTION dispatcher.new_faults(p_instance public.dispatcher_instances, p_after bigint) RETURNS jsonb
     LANGUAGE sql STABLE
     SET search_path TO ''
@@ -3973,6 +3981,25 @@ end
 $$;
 
 COMMENT ON FUNCTION dispatcher.refuse_post(p_sender_id uuid, p_recipient_id uuid, p_event_type text, p_context jsonb, p_request_key text, OUT code text, OUT detail text) IS 'Why a post is refused; code NULL when it is not.';
+
+CREATE FUNCTION dispatcher.refuse_post_content(p_tenant_id uuid, p_summary text, p_context jsonb, OUT code text, OUT detail text) RETURNS record
+    LANGUAGE plpgsql STABLE
+    SET search_path TO ''
+    AS $$
+begin
+  if coalesce(p_summary, '') !~ '\S' then
+    code := 'invalid';
+    detail := 'a summary must say something';
+  elsif dispatcher.named_task(p_context) is not null
+      and not exists (select from public.tasks as task
+                       where task.id = dispatcher.named_task(p_context) and task.tenant_id = p_tenant_id) then
+    code := 'unknown_task';
+    detail := format('there is no task %s', dispatcher.named_task(p_context));
+  end if;
+end
+$$;
+
+COMMENT ON FUNCTION dispatcher.refuse_post_content(p_tenant_id uuid, p_summary text, p_context jsonb, OUT code text, OUT detail text) IS 'Why what a post says is refused; code NULL when it is not.';
 
 CREATE FUNCTION dispatcher.refuse_respawn(p_run_id uuid, p_reason text, p_agent_id uuid DEFAULT NULL::uuid, p_agent_slug text DEFAULT NULL::text) RETURNS jsonb
     LANGUAGE sql IMMUTABLE
@@ -6726,8 +6753,8 @@ CREATE FUNCTION public.dispatcher_schema() RETURNS jsonb
     SET search_path TO ''
     AS $$
   select jsonb_build_object(
-    'revision', 38,
-    'fingerprint', '91671987a7511f7831925fcd5019e137d66dbf544c072fa365ef834dc1e0fa61',
+    'revision', 39,
+    'fingerprint', 'db37ca2ce0f21650a84baebaaf842c02422713410a21e45b917b33ca15e22288',
     'drift', coalesce(jsonb_agg(drift.kind || ' ' || drift.name || ' ' || drift.problem), '[]'))
   from (select * from dispatcher.schema_drift() limit 20) as drift
 $$;
@@ -7277,6 +7304,9 @@ begin
   v_origin.tenant_id := p_tenant_id;
   v_origin.from_agent_id := dispatcher.find_inbox_agent(p_tenant_id, p_from_agent_slug);
   v_refusal := dispatcher.refuse_post(v_origin.from_agent_id, v_recipient_id, p_event_type, v_context, p_request_key);
+  if v_refusal.code is null then
+    v_refusal := dispatcher.refuse_post_content(p_tenant_id, p_summary, v_context);
+  end if;
   if v_refusal.code is not null then
     return jsonb_build_object('applied', false, 'code', v_refusal.code, 'detail', v_refusal.detail);
   end if;
@@ -7304,7 +7334,7 @@ exception when lock_not_available then
 end
 $$;
 
-COMMENT ON FUNCTION public.post_inbox_item(p_tenant_id uuid, p_from_agent_slug text, p_to_agent_slug text, p_event_type text, p_summary text, p_context jsonb, p_request_key text, p_post_id uuid, p_wake_id uuid) IS 'An agent hands work to an agent: {applied, code: ok|already|unknown_agent|unknown_recipient|self_handoff_unmarked|invalid|busy, inbox_item_id, chain_depth}. Records the sender and its wake (p_wake_id: the one the caller knows it runs in). already: p_request_key or p_post_id (one run of the caller''s script) has made that item before, or the same content from the same wake waits open. To itself only with context.self_handoff = true.';
+COMMENT ON FUNCTION public.post_inbox_item(p_tenant_id uuid, p_from_agent_slug text, p_to_agent_slug text, p_event_type text, p_summary text, p_context jsonb, p_request_key text, p_post_id uuid, p_wake_id uuid) IS 'An agent hands work to an agent: {applied, code: ok|already|unknown_agent|unknown_recipient|unknown_task|self_handoff_unmarked|invalid|busy, inbox_item_id, chain_depth}. unknown_task: context.task_id is the id of no task of the tenant. Records the sender and its wake (p_wake_id: the one the caller knows it runs in). already: p_request_key or p_post_id (one run of the caller''s script) has made that item before, or the same content from the same wake waits open. To itself only with context.self_handoff = true.';
 
 CREATE FUNCTION public.register_dispatcher_instance(p_tenant_id uuid, p_gateway text, p_identity jsonb, p_settings jsonb) RETURNS jsonb
     LANGUAGE plpgsql
@@ -9417,6 +9447,9 @@ GRANT ALL ON FUNCTION dispatcher.merge_inbox_context(p_context jsonb, p_changes 
 REVOKE ALL ON FUNCTION dispatcher.must_abort(p_sqlstate text) FROM PUBLIC;
 GRANT ALL ON FUNCTION dispatcher.must_abort(p_sqlstate text) TO service_role;
 
+REVOKE ALL ON FUNCTION dispatcher.named_task(p_context jsonb) FROM PUBLIC;
+GRANT ALL ON FUNCTION dispatcher.named_task(p_context jsonb) TO service_role;
+
 REVOKE ALL ON FUNCTION dispatcher.new_faults(p_instance public.dispatcher_instances, p_after bigint) FROM PUBLIC;
 GRANT ALL ON FUNCTION dispatcher.new_faults(p_instance public.dispatcher_instances, p_after bigint) TO service_role;
 
@@ -9515,6 +9548,9 @@ GRANT ALL ON FUNCTION dispatcher.refuse_claim(p_run public.workflow_runs, p_agen
 
 REVOKE ALL ON FUNCTION dispatcher.refuse_post(p_sender_id uuid, p_recipient_id uuid, p_event_type text, p_context jsonb, p_request_key text, OUT code text, OUT detail text) FROM PUBLIC;
 GRANT ALL ON FUNCTION dispatcher.refuse_post(p_sender_id uuid, p_recipient_id uuid, p_event_type text, p_context jsonb, p_request_key text, OUT code text, OUT detail text) TO service_role;
+
+REVOKE ALL ON FUNCTION dispatcher.refuse_post_content(p_tenant_id uuid, p_summary text, p_context jsonb, OUT code text, OUT detail text) FROM PUBLIC;
+GRANT ALL ON FUNCTION dispatcher.refuse_post_content(p_tenant_id uuid, p_summary text, p_context jsonb, OUT code text, OUT detail text) TO service_role;
 
 REVOKE ALL ON FUNCTION dispatcher.refuse_respawn(p_run_id uuid, p_reason text, p_agent_id uuid, p_agent_slug text) FROM PUBLIC;
 GRANT ALL ON FUNCTION dispatcher.refuse_respawn(p_run_id uuid, p_reason text, p_agent_id uuid, p_agent_slug text) TO service_role;

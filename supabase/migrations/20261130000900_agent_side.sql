@@ -507,6 +507,34 @@ $$;
 comment on function dispatcher.refuse_post(uuid, uuid, text, jsonb, text) is
   'Why a post is refused; code NULL when it is not.';
 
+create or replace function dispatcher.named_task(p_context jsonb) returns uuid
+language sql immutable set search_path = ''
+as $$
+  select substring(p_context ->> 'task_id' from '^[0-9a-fA-F]{8}(?:-[0-9a-fA-F]{4}){3}-[0-9a-fA-F]{12}$')::uuid
+$$;
+comment on function dispatcher.named_task(jsonb) is
+  'The task that the context of a post names; NULL where it names none by an id.';
+
+create or replace function dispatcher.refuse_post_content(
+  p_tenant_id uuid, p_summary text, p_context jsonb, out code text, out detail text
+)
+language plpgsql stable set search_path = ''
+as $$
+begin
+  if coalesce(p_summary, '') !~ '\S' then
+    code := 'invalid';
+    detail := 'a summary must say something';
+  elsif dispatcher.named_task(p_context) is not null
+      and not exists (select from public.tasks as task
+                       where task.id = dispatcher.named_task(p_context) and task.tenant_id = p_tenant_id) then
+    code := 'unknown_task';
+    detail := format('there is no task %s', dispatcher.named_task(p_context));
+  end if;
+end
+$$;
+comment on function dispatcher.refuse_post_content(uuid, text, jsonb) is
+  'Why what a post says is refused; code NULL when it is not.';
+
 create or replace function dispatcher.depth_of_post(p_wake public.agent_wakes) returns integer
 language sql stable set search_path = ''
 as $$
@@ -536,8 +564,7 @@ begin
     values (p_origin.tenant_id, p_recipient_id, p_recipient_slug, p_event_type::public.inbox_event_type,
             (select task.id from public.tasks as task
               where task.tenant_id = p_origin.tenant_id
-                and task.id = substring(p_context ->> 'task_id'
-                    from '^[0-9a-fA-F]{8}(?:-[0-9a-fA-F]{4}){3}-[0-9a-fA-F]{12}$')::uuid),
+                and task.id = dispatcher.named_task(p_context)),
             p_summary, p_context, 'handoff:' || gen_random_uuid()::text)
     returning id
   )
@@ -580,6 +607,9 @@ begin
   v_origin.tenant_id := p_tenant_id;
   v_origin.from_agent_id := dispatcher.find_inbox_agent(p_tenant_id, p_from_agent_slug);
   v_refusal := dispatcher.refuse_post(v_origin.from_agent_id, v_recipient_id, p_event_type, v_context, p_request_key);
+  if v_refusal.code is null then
+    v_refusal := dispatcher.refuse_post_content(p_tenant_id, p_summary, v_context);
+  end if;
   if v_refusal.code is not null then
     return jsonb_build_object('applied', false, 'code', v_refusal.code, 'detail', v_refusal.detail);
   end if;
@@ -608,7 +638,8 @@ end
 $$;
 comment on function public.post_inbox_item(uuid, text, text, text, text, jsonb, text, uuid, uuid) is
   'An agent hands work to an agent: {applied, code: '
-  'ok|already|unknown_agent|unknown_recipient|self_handoff_unmarked|invalid|busy, inbox_item_id, chain_depth}. '
+  'ok|already|unknown_agent|unknown_recipient|unknown_task|self_handoff_unmarked|invalid|busy, inbox_item_id, '
+  'chain_depth}. unknown_task: context.task_id is the id of no task of the tenant. '
   'Records the sender and its wake (p_wake_id: the one the caller knows it runs in). already: p_request_key or '
   'p_post_id (one run of the caller''s script) has made that item before, or the same content from the same wake '
   'waits open. To itself only with context.self_handoff = true.';

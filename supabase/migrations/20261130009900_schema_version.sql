@@ -786,7 +786,7 @@ as $expected$
     ('function', 'dispatcher.inbox_items_of_lease(uuid,uuid)', '7e64a756313042234635906f8104f3be', null),
     ('function', 'dispatcher.inbox_request_key(text,uuid)', '8873337520c422f8b1f861597fde443d', null),
     ('function', 'dispatcher.inbox_retry_delay(integer)', 'a36b30cc488e6b9c413e1178916b6c2b', null),
-    ('function', 'dispatcher.insert_post(public.inbox_item_origins,uuid,text,text,text,jsonb)', 'dbf45a6d8a1bc36fbfa17fb574441176', null),
+    ('function', 'dispatcher.insert_post(public.inbox_item_origins,uuid,text,text,text,jsonb)', '57e92e808a359ff4ef8480b663e49dec', null),
     ('function', 'dispatcher.invalid(text[])', 'c61b9313467d08514a3621267817e0fd', null),
     ('function', 'dispatcher.is_given_up(public.agent_inbox_items)', '8afbc58a4f209d3cd53ebdf52cf8ccaa', null),
     ('function', 'dispatcher.is_in_budget_scope(text,text,text,text,text)', 'fa4d04a26e93290f20e31d2a447effd3', null),
@@ -832,6 +832,7 @@ as $expected$
     ('function', 'dispatcher.mark_unrouted_runs(dispatcher.tick,integer)', '8a30a2895056d979473029e3fab2fff1', null),
     ('function', 'dispatcher.merge_inbox_context(jsonb,jsonb)', '07238cb318a58b5cefe15ceb0d729480', null),
     ('function', 'dispatcher.must_abort(text)', '7a65fb7d9ad8d9fd3d15b24ed66067da', null),
+    ('function', 'dispatcher.named_task(jsonb)', '96d3e1b6f2c9c132188f9c0f023ce6fb', null),
     ('function', 'dispatcher.new_faults(public.dispatcher_instances,bigint)', '56bcda563706930360519db15bb4d172', null),
     ('function', 'dispatcher.next_notification(public.dispatcher_instances)', 'fc6ada05dd62791ae1775133eff51ae2', null),
     ('function', 'dispatcher.next_workflow_moment(dispatcher.tick)', '114935099c2a9bc2bdaf9c28dac27bc0', null),
@@ -865,6 +866,7 @@ as $expected$
     ('function', 'dispatcher.refusal_at_sweep(dispatcher.claimant,uuid,text)', '0948ea7b28e8b2dfabd8bcb87a5d0e10', null),
     ('function', 'dispatcher.refuse_claim(public.workflow_runs,text)', 'cbec18e64144b76912c88df5804f45f9', null),
     ('function', 'dispatcher.refuse_post(uuid,uuid,text,jsonb,text)', '6aea58b4a8d6e7f0a4b1842c7ddf0871', null),
+    ('function', 'dispatcher.refuse_post_content(uuid,text,jsonb)', 'a64e7ed49d7ae796c005b8c6b8510a77', null),
     ('function', 'dispatcher.refuse_respawn(uuid,text,uuid,text)', 'a7f535da15b45eba37aa202613ca9338', null),
     ('function', 'dispatcher.refuse_run(uuid,text)', 'c29182cb95b3060bf9307e43c497027e', null),
     ('function', 'dispatcher.refuse_workflow_caller(text,public.workflow_runs,uuid,uuid,text,uuid,jsonb)', '0d2dfd706a89443e95d9d8bc68940d15', null),
@@ -1010,7 +1012,7 @@ as $expected$
     ('function', 'public.monitor_workflows(uuid)', '5b80728a34c4ede6d3342dd17bb95180', null),
     ('function', 'public.note_sweep(uuid,jsonb)', 'f45e332af857f089a192b91bc48a9f38', null),
     ('function', 'public.poll_workflow_runs(uuid,text,integer)', '2b76039ef4399558b7bfc4d153552e89', null),
-    ('function', 'public.post_inbox_item(uuid,text,text,text,text,jsonb,text,uuid,uuid)', '876820bffec9fda71407e6f43510b8ac', null),
+    ('function', 'public.post_inbox_item(uuid,text,text,text,text,jsonb,text,uuid,uuid)', '36525d3aa040d7592cc0d35fa5054aac', null),
     ('function', 'public.register_dispatcher_instance(uuid,text,jsonb,jsonb)', 'b73a8f0a1bf4de30359e2681b93a8aac', null),
     ('function', 'public.release_inbox_item(uuid,text,uuid,text)', 'a2c24c0ded6b867f349549b259a81331', null),
     ('function', 'public.release_workflow_run(uuid,uuid,text,uuid)', 'e945481df239e4900fc500f1b00d02b6', null),
@@ -1211,8 +1213,8 @@ create or replace function public.dispatcher_schema() returns jsonb
 language sql stable set search_path = ''
 as $$
   select jsonb_build_object(
-    'revision', 38,
-    'fingerprint', '91671987a7511f7831925fcd5019e137d66dbf544c072fa365ef834dc1e0fa61',
+    'revision', 39,
+    'fingerprint', 'db37ca2ce0f21650a84baebaaf842c02422713410a21e45b917b33ca15e22288',
     'drift', coalesce(jsonb_agg(drift.kind || ' ' || drift.name || ' ' || drift.problem), '[]'))
   from (select * from dispatcher.schema_drift() limit 20) as drift
 $$;

@@ -649,6 +649,40 @@ def test_a_refused_post_is_exit_1_and_says_why(agent: Agent, arguments: tuple[st
     assert agent.ok("hq_inbox_process")["inbox"] == "empty"
 
 
+def usage_fault(agent: Agent, script: str, *arguments: str) -> str:
+    """What stderr says of a wrong call; nothing is on stdout."""
+    done = agent.run(script, *arguments)
+    assert (done.returncode, done.stdout) == (2, ""), done.stderr
+    return done.stderr
+
+
+@pytest.mark.parametrize("blank", ["", "  ", "\t\n"])
+@pytest.mark.parametrize("option", ["--to", "--summary", "--event-type", "--request-key"])
+def test_f9_a_post_with_a_blank_text_is_wrong_usage(agent: Agent, option: str, blank: str) -> None:
+    given = {"--to": agent.slug, "--summary": "s", option: blank}
+    told = usage_fault(agent, "hq_inbox_post", "--self-handoff", *[text for pair in given.items() for text in pair])
+    assert f"argument {option}: must not be empty or blank" in told
+    assert agent.ok("hq_inbox_process")["inbox"] == "empty"
+
+
+@pytest.mark.parametrize("form", ["--task-id", "--context"])
+def test_f9_a_post_about_a_task_that_is_not_there_is_wrong_usage(either: Agent, form: str) -> None:
+    unknown = str(uuid.uuid4())
+    about = unknown if form == "--task-id" else json.dumps({"task_id": unknown})
+    told = usage_fault(either, "hq_inbox_post", "--to", either.slug, "--self-handoff", "--summary", "s", form, about)
+    assert f"there is no task {unknown}" in told
+    assert either.ok("hq_inbox_process")["inbox"] == "empty"
+
+
+@pytest.mark.parametrize("script", ["hq_escalate", "hq_inbox_fail"])
+def test_f9_a_blank_reason_is_wrong_usage_and_changes_nothing(agent: Agent, script: str) -> None:
+    item_id = agent.item()
+    agent.leased()
+    assert "the reason must not be empty or blank" in usage_fault(agent, script, item_id, " ", "")
+    assert agent.row(uuid.UUID(item_id) if isinstance(item_id, str) else item_id)["status"] == "leased"
+    assert agent.ok("hq_inbox_fail", item_id)["result"] == "failed"
+
+
 def test_ff54_an_intended_note_to_oneself_is_possible(agent: Agent) -> None:
     posted = agent.ok("hq_inbox_post", "--to", agent.slug, "--summary", "go on", "--self-handoff")
     assert agent.leased()["inbox_item_id"] == posted["inbox_item_id"]

@@ -339,3 +339,12 @@ def test_the_http_api_takes_the_place_of_postgrest(http_api: FakeApi, tmp_path: 
     assert asked[1] == ("POST", f"/workflow-runs/{run}/claim", {"session": "s"})
     assert asked[2][2] == {"session": "s", "claim_token": run, "usage": {"cost_usd": 0.5}}
     assert {authorization for *_, authorization in http_api.asked} == {"Bearer a.jwt.token"}
+
+
+@pytest.mark.parametrize("option", ["--error", "--agent", "--model"])
+def test_f9_a_blank_text_about_a_run_is_wrong_usage(agent: Agent, option: str) -> None:
+    given = {"--session": "s", "--error": "e", option: " "}
+    pairs = [text for pair in given.items() for text in pair]
+    done = agent.run("fail", str(uuid.uuid4()), *pairs)
+    assert (done.returncode, done.stdout) == (2, "")
+    assert f"argument {option}: must not be empty or blank" in done.stderr

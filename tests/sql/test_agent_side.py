@@ -454,11 +454,28 @@ def test_a_post_reaches_the_other_agent_and_says_where_it_came_from(
     assert (origin["from_agent_id"], origin["wake_id"]) == (inbox.agent_id, None)
 
 
-@pytest.mark.parametrize("task_id", ["nonsense", str(uuid.UUID(int=7)), "'; drop table tasks"])
-def test_a_post_about_a_task_that_is_not_there_is_still_a_post(own: Inbox, task_id: str) -> None:
+@pytest.mark.parametrize("task_id", ["nonsense", "'; drop table tasks"])
+def test_a_post_whose_context_calls_something_else_a_task_id_is_still_a_post(own: Inbox, task_id: str) -> None:
     own.seed.agent("bob")
     answer = own.post(p_context={"task_id": task_id})
     assert own.row(answer["inbox_item_id"])["task_id"] is None
+
+
+def test_f9_a_post_about_a_task_that_is_not_there_or_another_tenants_is_refused(own: Inbox) -> None:
+    own.seed.agent("bob")
+    stranger = own.seed.tenant("stranger", id=uuid.UUID(int=9))
+    for task_id in (str(uuid.UUID(int=7)), str(own.seed.task("theirs", stranger))):
+        answer = own.post(p_context={"task_id": task_id})
+        assert (answer["applied"], answer["code"]) == (False, "unknown_task")
+        assert task_id in answer["detail"]
+
+
+@pytest.mark.parametrize("summary", ["", " \t\n", None])
+def test_f9_a_post_that_says_nothing_is_refused(own: Inbox, summary: str | None) -> None:
+    own.seed.agent("bob")
+    answer = own.post(p_summary=summary)
+    assert (answer["applied"], answer["code"]) == (False, "invalid")
+    assert "summary" in answer["detail"]
 
 
 @pytest.mark.parametrize(

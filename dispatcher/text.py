@@ -11,7 +11,7 @@ _TURNING: Final = r"\u061c\u200e\u200f\u202a-\u202e\u2066-\u2069"
 
 # C0, DEL and C1 steer a terminal, the two separators end a line, lone surrogates cannot be encoded.
 CONTROL: Final = re.compile(f"[{_CONTROL}]")
-_NOT_SHOWN: Final = re.compile(f"[{_CONTROL}{_TURNING}]")
+NOT_SHOWN: Final = re.compile(f"[{_CONTROL}{_TURNING}]")
 
 
 SHORTENED: Final = 60
@@ -27,4 +27,4 @@ def printable(text: str) -> str:
 
     Blanks of other widths and joiners of emoji stay: they are part of what people write, and steer nothing.
     """
-    return _NOT_SHOWN.sub(lambda found: ascii(found[0])[1:-1], text)
+    return NOT_SHOWN.sub(lambda found: ascii(found[0])[1:-1], text)

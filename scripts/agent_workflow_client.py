@@ -298,7 +298,7 @@ def print_text(text: str) -> None:
     """Text in UTF-8 whatever the locale."""
     hq_command.require_output()
     try:
-        sys.stdout.buffer.write((text + "\n").encode("utf-8", "backslashreplace"))
+        sys.stdout.buffer.write((hq_command.steerless(text) + "\n").encode("utf-8"))
         sys.stdout.buffer.flush()
     except (OSError, ValueError) as error:
         hq_command.silence_stdout()
@@ -328,7 +328,7 @@ def claim_text(answer: Document) -> str:
     how_long = "" if seconds is None else f", for {max(0, round(float(seconds) / 60))} minutes"
     return (
         f"Run {run['id']} ({run['workflow_type']}) is yours{how_long}.\n"
-        f"Input: {json.dumps(run['input_payload'], ensure_ascii=False)}\n"
+        f"Input: {hq_command.json_text(run['input_payload'])}\n"
         f"Send a heartbeat now and every 5 minutes, with --session {run['session_id']}"
         f"{' --claim ' + answer['claim'] if answer.get('claim') else ''}; then complete or fail it."
     )
@@ -337,7 +337,7 @@ def claim_text(answer: Document) -> str:
 def heartbeat_text(answer: Document) -> str:
     """The state, and the input for who takes over."""
     run = answer["run"]
-    return f"Run {run['id']} is {run['status']}.\nInput: {json.dumps(run['input_payload'], ensure_ascii=False)}"
+    return f"Run {run['id']} is {run['status']}.\nInput: {hq_command.json_text(run['input_payload'])}"
 
 
 def end_text(answer: Document) -> str:

@@ -11,6 +11,7 @@ from __future__ import annotations
 import argparse
 import json
 import os
+import re
 import signal
 import sys
 from collections.abc import Callable
@@ -22,6 +23,10 @@ from hq_settings import Settings, UsageError, is_uuid, load_settings
 
 OK, FAILED, USAGE, LEASE_LOST = 0, 1, 2, 3
 Document = dict[str, Any]
+# C0 without the end of a line, DEL, C1, the separators, halves of characters, and the marks that turn text around.
+STEERING = re.compile(
+    "[\x00-\x09\x0b-\x1f\x7f-\x9f\u2028\u2029\ud800-\udfff\u061c\u200e\u200f\u202a-\u202e\u2066-\u2069]"
+)
 
 
 class OutputClosedError(Exception):
@@ -84,14 +89,24 @@ def require_output() -> None:
 def emit(document: Document) -> None:
     """Print one JSON document in UTF-8 whatever the locale, or raise `OutputClosedError`."""
     require_output()
-    text = json.dumps(document, ensure_ascii=False, indent=2) + "\n"
+    text = json_text(document, indent=2) + "\n"
     try:
         sys.stdout.flush()
-        sys.stdout.buffer.write(text.encode("utf-8", "backslashreplace"))
+        sys.stdout.buffer.write(text.encode("utf-8"))
         sys.stdout.buffer.flush()
     except (OSError, ValueError) as error:
         silence_stdout()
         raise OutputClosedError(f"stdout cannot be written: {error}") from None
+
+
+def json_text(value: Any, indent: int | None = None) -> str:
+    """JSON whose letters stay as people write them, while what steers a terminal or a reader is escaped."""
+    return steerless(json.dumps(value, ensure_ascii=False, indent=indent))
+
+
+def steerless(text: str) -> str:
+    r"""Text over several lines with every character that steers a terminal, or turns text around, as `\uXXXX`."""
+    return STEERING.sub(lambda found: f"\\u{ord(found[0]):04x}", text)
 
 
 def silence_stdout() -> None:

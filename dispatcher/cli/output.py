@@ -6,15 +6,21 @@ import json
 import sys
 from collections.abc import Iterable, Sequence
 
-from dispatcher.text import printable
+from dispatcher.text import NOT_SHOWN, printable
 
 # More than any table needs: one that does not fill its console is as wide as its content.
 UNBOUNDED_WIDTH = 1_000_000_000
 
 
 def print_json(document: object) -> None:
-    """One JSON document on one line; dates, paths and UUIDs become strings."""
-    print(json.dumps(document, ensure_ascii=False, default=str))
+    """One line of JSON in ASCII, as a terminal may be what reads it; dates, paths and UUIDs become strings."""
+    print(json.dumps(document, default=str).replace("\x7f", "\\u007f"))
+
+
+def shown_json(value: object) -> str:
+    r"""JSON for a person: letters as they are written, what steers a terminal as `\uXXXX`."""
+    text = json.dumps(value, ensure_ascii=False, default=str)
+    return NOT_SHOWN.sub(lambda found: f"\\u{ord(found[0]):04x}", text)
 
 
 def print_line(text: str, *, to_stderr: bool = False) -> None:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import getpass
-import json
 from collections.abc import Mapping
 from typing import Annotated, Any
 from uuid import UUID
@@ -13,7 +12,7 @@ import typer
 from dispatcher.cli.arguments import MAX_DELAY_SECONDS, json_object, told_agent
 from dispatcher.cli.connection import operator
 from dispatcher.cli.main import new_app
-from dispatcher.cli.output import print_json, print_line, print_table
+from dispatcher.cli.output import print_json, print_line, print_table, shown_json
 from dispatcher.errors import DispatcherError
 from dispatcher.workflows.model import MAX_PRIORITY
 
@@ -70,7 +69,7 @@ def show_run(run: RunId, as_json: Json = False) -> None:
 
 
 def _cell(value: object) -> object:
-    return json.dumps(value, ensure_ascii=False) if isinstance(value, dict | list) else value
+    return shown_json(value) if isinstance(value, dict | list) else value
 
 
 def _print_rows(title: str, rows: list[Mapping[str, Any]]) -> None:

@@ -15,6 +15,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from dispatcher.text import printable
+
 SCRIPTS = Path(__file__).resolve().parents[2] / "scripts"
 FILES = sorted(SCRIPTS.glob("hq_*.py"))
 COMMANDS = ["hq_inbox_process", "hq_inbox_done", "hq_inbox_fail", "hq_escalate", "hq_inbox_post"]
@@ -226,6 +228,28 @@ def test_a_write_cut_short_leaves_the_file_as_it_was(
         book.remember({"other": "token"})
     assert book.token("item") == "token"
     assert sorted(path.name for path in tmp_path.iterdir()) == ["leases-ada.json", "leases-ada.lock"]
+
+
+# ---------------------------------------- what is printed
+
+STEERING = "a\x1b[2J\t\x7f\x9b\u061c\u200e\u202e\u2066\u2028\u2029\udc9b"
+
+
+def test_s16_documents_keep_their_letters_and_steer_nothing(
+    modules: dict[str, ModuleType], capfdbinary: pytest.CaptureFixture[bytes]
+) -> None:
+    document = {"summary": f"{STEERING} ü 漢", STEERING: [STEERING]}
+    modules["hq_command"].emit(document)
+    printed = capfdbinary.readouterr().out.decode("utf-8")
+    assert printed.count("ü 漢") == 1
+    assert all(line.isprintable() for line in printed.split("\n"))
+    assert json.loads(printed) == document
+
+
+@given(st.text(st.characters(codec=None, exclude_categories=()), max_size=50))
+def test_s16_no_text_steers(modules: dict[str, ModuleType], text: str) -> None:
+    shown = modules["hq_command"].steerless(text)
+    assert printable(shown.replace("\n", "")) == shown.replace("\n", "")
 
 
 # ---------------------------------------- what is sent

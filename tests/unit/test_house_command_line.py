@@ -16,9 +16,10 @@ import dispatcher
 from dispatcher.cli import main as command_line
 from dispatcher.cli.extras import MODULES
 from dispatcher.cli.main import COMMANDS, load_command, run_command_line
-from dispatcher.cli.output import print_table
+from dispatcher.cli.output import print_json, print_table, shown_json
 from dispatcher.errors import BadKey, DispatcherError, RestError, ServiceUnavailable, SettingsError
 from dispatcher.supabase.rest import RestClient, Timeouts
+from dispatcher.text import printable
 
 GOOD = {
     "SUPABASE_URL": "http://127.0.0.1:1",
@@ -136,10 +137,40 @@ def test_a_line_for_a_person_shows_control_characters(
     monkeypatch.setattr("dispatcher.cli.health.judge_heartbeat", lambda *_: verdict)
     assert run_command_line(["health", "--file", "/nowhere"]) == 1
     assert capsys.readouterr().out == f"failing\n  {SHOWN}\n"
-    # What a program reads stays as it is: JSON has escapes of its own.
-    verdict["causes"] = ["a\x1b\u202e"]
     assert run_command_line(["health", "--file", "/nowhere", "--json"]) == 1
-    assert json.loads(capsys.readouterr().out)["causes"] == ["a\x1b\u202e"]
+    out = capsys.readouterr().out
+    assert out.isascii()
+    assert json.loads(out)["causes"] == [STEERING]
+
+
+def test_s16_json_for_a_program_is_ascii_as_a_terminal_may_be_what_reads_it(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    print_json({STEERING: [STEERING]})
+    out = capsys.readouterr().out
+    assert out.isascii()
+    assert out.rstrip("\n").isprintable()
+    assert json.loads(out) == {STEERING: [STEERING]}
+
+
+def test_s16_json_in_a_cell_keeps_its_letters_and_steers_nothing() -> None:
+    shown = shown_json({"a": STEERING})
+    assert "ü 漢 \u200dz" in shown
+    assert printable(shown) == shown
+    assert json.loads(shown) == {"a": STEERING}
+
+
+def test_s16_only_one_place_prints_for_programs() -> None:
+    """A second one would have to be held to the same: JSON that is not ASCII is written nowhere else."""
+    package = Path(dispatcher.__file__).parent
+    written = {
+        str(file.relative_to(package))
+        for folder in ("cli", "runtime", "instance", "agents")
+        for file in (package / folder).rglob("*.py")
+        if "ensure_ascii=False" in file.read_text()
+    }
+    assert written == {"cli/output.py"}
+    assert "ensure_ascii" not in (package / "logs.py").read_text()
 
 
 @pytest.mark.parametrize("arguments", [["runs", "list"], ["routing", "list", "--json"]])

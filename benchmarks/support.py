@@ -13,7 +13,7 @@ import tempfile
 import threading
 import time
 import uuid
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 
 from dispatcher.cli.local import project_stack
@@ -111,9 +111,14 @@ class Proxy:
 
 @contextlib.contextmanager
 def running_daemon(
-    stack: Stack, url: str, directory: Path, gateway: str, **settings: object
+    stack: Stack,
+    url: str,
+    directory: Path,
+    gateway: str,
+    start: Callable[..., subprocess.Popen[bytes]] = subprocess.Popen,
+    **settings: object,
 ) -> Iterator[subprocess.Popen[bytes]]:
-    """`dispatcher run` with the given settings over the defaults."""
+    """`dispatcher run` with the given settings over the defaults, its log in daemon.log; `start` makes the process."""
     (directory / "openclaw-home").mkdir(parents=True, exist_ok=True)
     environment = {
         "PATH": os.environ.get("PATH", ""),
@@ -126,7 +131,7 @@ def running_daemon(
         **{name: str(value) for name, value in settings.items()},
     }
     with (directory / "daemon.log").open("wb") as log:
-        process = subprocess.Popen(
+        process = start(
             [sys.executable, "-m", "dispatcher", "run"],
             env=environment,
             stdout=log,

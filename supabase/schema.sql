@@ -798,8 +798,12 @@ begin
     perform dispatcher.join_waitlist(p_agent_id, 'waitlist', now(), v_facts.oldest_due);
     return dispatcher.refusal(p_agent_id, v_agent.slug, 'concurrency_limit', null, v_facts.failures);
   end if;
-  return dispatcher.wake_grant(dispatcher.write_wake(
-    p_claimant, v_facts, case when v_state.waitlist_path = 'command' then 'command' else p_path end, p_request));
+  v_wake := dispatcher.write_wake(
+    p_claimant, v_facts, case when v_state.waitlist_path = 'command' then 'command' else p_path end, p_request);
+  if v_wake.id is null then  -- somebody deletes its items at this moment: what is left shows at the next look
+    return dispatcher.refusal(p_agent_id, v_agent.slug, 'busy', 1);
+  end if;
+  return dispatcher.wake_grant(v_wake);
 end
 $$;
 
@@ -6446,12 +6450,12 @@ begin
          waiting_since = null,
          consecutive_failures = p_facts.failures, updated_at = now(),
          stalled_at = case when p_facts.failures = 0 then null else stalled_at end
-   where agent_id = p_facts.agent_id;
+   where agent_id = p_facts.agent_id and v_wake.id is not null;
   return v_wake;
 end
 $$;
 
-COMMENT ON FUNCTION dispatcher.write_wake(p_claimant dispatcher.claimant, p_facts dispatcher.gate_facts, p_path text, p_request uuid) IS 'Writes the wake of a granted claim (state starting) and what the gates remember: failures that new context has ended are forgotten here.';
+COMMENT ON FUNCTION dispatcher.write_wake(p_claimant dispatcher.claimant, p_facts dispatcher.gate_facts, p_path text, p_request uuid) IS 'Writes the wake of a granted claim (state starting) and what the gates remember: failures that new context has ended are forgotten here. All NULL, and nothing written, when the item it was for is gone by now.';
 
 CREATE FUNCTION public.adopt_wake(p_instance_id uuid, p_wake_id uuid, p_claim_token uuid, p_host_id text, p_pid integer, p_pid_started_at double precision) RETURNS jsonb
     LANGUAGE plpgsql
@@ -6753,8 +6757,8 @@ CREATE FUNCTION public.dispatcher_schema() RETURNS jsonb
     SET search_path TO ''
     AS $$
   select jsonb_build_object(
-    'revision', 39,
-    'fingerprint', 'db37ca2ce0f21650a84baebaaf842c02422713410a21e45b917b33ca15e22288',
+    'revision', 40,
+    'fingerprint', 'ca182eac3ddf531cc48224e8c039d1d189a345d7d0a2a05bc4d0190bc6f6f040',
     'drift', coalesce(jsonb_agg(drift.kind || ' ' || drift.name || ' ' || drift.problem), '[]'))
   from (select * from dispatcher.schema_drift() limit 20) as drift
 $$;

@@ -2,5 +2,5 @@
 
 from typing import Final
 
-REVISION: Final = 39
-FINGERPRINT: Final = "db37ca2ce0f21650a84baebaaf842c02422713410a21e45b917b33ca15e22288"
+REVISION: Final = 40
+FINGERPRINT: Final = "ca182eac3ddf531cc48224e8c039d1d189a345d7d0a2a05bc4d0190bc6f6f040"

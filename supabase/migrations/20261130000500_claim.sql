@@ -241,13 +241,13 @@ begin
          waiting_since = null,
          consecutive_failures = p_facts.failures, updated_at = now(),
          stalled_at = case when p_facts.failures = 0 then null else stalled_at end
-   where agent_id = p_facts.agent_id;
+   where agent_id = p_facts.agent_id and v_wake.id is not null;
   return v_wake;
 end
 $$;
 comment on function dispatcher.write_wake(dispatcher.claimant, dispatcher.gate_facts, text, uuid) is
   'Writes the wake of a granted claim (state starting) and what the gates remember: failures that new context has '
-  'ended are forgotten here.';
+  'ended are forgotten here. All NULL, and nothing written, when the item it was for is gone by now.';
 
 create or replace function dispatcher.claim_one_wake(
   p_claimant dispatcher.claimant, p_agent_id uuid, p_path text, p_item_ids uuid[], p_request uuid
@@ -283,8 +283,12 @@ begin
     perform dispatcher.join_waitlist(p_agent_id, 'waitlist', now(), v_facts.oldest_due);
     return dispatcher.refusal(p_agent_id, v_agent.slug, 'concurrency_limit', null, v_facts.failures);
   end if;
-  return dispatcher.wake_grant(dispatcher.write_wake(
-    p_claimant, v_facts, case when v_state.waitlist_path = 'command' then 'command' else p_path end, p_request));
+  v_wake := dispatcher.write_wake(
+    p_claimant, v_facts, case when v_state.waitlist_path = 'command' then 'command' else p_path end, p_request);
+  if v_wake.id is null then  -- somebody deletes its items at this moment: what is left shows at the next look
+    return dispatcher.refusal(p_agent_id, v_agent.slug, 'busy', 1);
+  end if;
+  return dispatcher.wake_grant(v_wake);
 end
 $$;
 comment on function dispatcher.claim_one_wake(dispatcher.claimant, uuid, text, uuid[], uuid) is

@@ -714,7 +714,7 @@ as $expected$
     ('function', 'dispatcher.cap_of(dispatcher.evaluated_budget)', '81c7b0797b3df470cbb1b5fa02093641', null),
     ('function', 'dispatcher.chained_items(dispatcher.claimant,integer)', '06b8b9ee7b79d91d2072fa29ab44091d', null),
     ('function', 'dispatcher.claim_at_sweep(dispatcher.claimant,integer,uuid)', 'bce8e74fe7605fac57d1b50f28cc0882', null),
-    ('function', 'dispatcher.claim_one_wake(dispatcher.claimant,uuid,text,uuid[],uuid)', '49e5188501fb244caa078889a5493beb', null),
+    ('function', 'dispatcher.claim_one_wake(dispatcher.claimant,uuid,text,uuid[],uuid)', '053c7d8c64bea76d1d9817f96c5366d5', null),
     ('function', 'dispatcher.claim_waiting_wakes(uuid,integer,uuid)', '4ac4328708e5cae3f50231908ba1efe9', null),
     ('function', 'dispatcher.claimed_answer(text,public.workflow_runs)', 'e22f6e90a48b5348952cc276dbe40188', null),
     ('function', 'dispatcher.clean_inbox_reason(text)', 'ff1e262d4979d14cd850320b57c7227d', null),
@@ -979,7 +979,7 @@ as $expected$
     ('function', 'dispatcher.workflow_usage_values(jsonb)', '242f3684c7165e8d5e21c343bbe1bb3b', null),
     ('function', 'dispatcher.write_respawn(dispatcher.claimant,public.workflow_runs,uuid,uuid)', '713cec1a1e65123419b8a7d6da453855', null),
     ('function', 'dispatcher.write_run_events(public.workflow_run_events[])', '7364d8dedc342db79c2949d2d3fcdc9e', null),
-    ('function', 'dispatcher.write_wake(dispatcher.claimant,dispatcher.gate_facts,text,uuid)', 'f9c9785111b10658208496fb3e969946', null),
+    ('function', 'dispatcher.write_wake(dispatcher.claimant,dispatcher.gate_facts,text,uuid)', 'd1eed99c113b98f97d3e135bd660cf2c', null),
     ('function', 'public.adopt_wake(uuid,uuid,uuid,text,integer,double precision)', '82c140bc9898c892db7ad22f4e9c01b0', null),
     ('function', 'public.budget_ledger(uuid,integer)', '52f80bf035535545387456666e94a6a0', null),
     ('function', 'public.cancel_workflow_run(uuid,uuid,text,text)', '2e1896bde74c7d2ce7bebe2077051087', null),
@@ -1213,8 +1213,8 @@ create or replace function public.dispatcher_schema() returns jsonb
 language sql stable set search_path = ''
 as $$
   select jsonb_build_object(
-    'revision', 39,
-    'fingerprint', 'db37ca2ce0f21650a84baebaaf842c02422713410a21e45b917b33ca15e22288',
+    'revision', 40,
+    'fingerprint', 'ca182eac3ddf531cc48224e8c039d1d189a345d7d0a2a05bc4d0190bc6f6f040',
     'drift', coalesce(jsonb_agg(drift.kind || ' ' || drift.name || ' ' || drift.problem), '[]'))
   from (select * from dispatcher.schema_drift() limit 20) as drift
 $$;

@@ -161,3 +161,34 @@ def test_claims_reports_and_sweeps_of_many_sessions_never_deadlock(database: Dat
              and (b.ended_at is null or b.ended_at > a.claimed_at)) as live from agent_wakes a) x"""
     )
     assert most <= 3
+
+
+DELETES_BEFORE_THE_WAKE_IS_WRITTEN = """
+    create or replace function dispatcher.items_of_claim(p_facts dispatcher.gate_facts) returns uuid[]
+    language plpgsql volatile as $$
+    begin
+      delete from public.agent_inbox_items where id = any (p_facts.due_item_ids) and agent_slug = 'ada';
+      return p_facts.due_item_ids;
+    end $$"""
+
+
+@pytest.mark.own_database
+@pytest.mark.parametrize("way", ["claim", "report", "sweep"])
+def test_c11_an_item_deleted_while_its_agent_is_claimed_costs_no_other_claim(
+    database: Database, seed: Seed, dispatcher, way: str
+) -> None:
+    ada, bob = seed.agent("ada"), seed.agent("bob")
+    seed.item("ada"), seed.item("bob")
+    daemon = dispatcher()
+    daemon.sweep()
+    database.execute(DELETES_BEFORE_THE_WAKE_IS_WRITTEN)  # as another session that commits between two statements
+    answers = {
+        "claim": lambda: daemon.claims([bob, ada]),
+        "report": lambda: daemon.report(limit=5)["claims"],
+        "sweep": lambda: daemon.phase("claims", limit=5)["claims"],
+    }[way]()
+    assert {answer["agent_slug"]: answer["granted"] for answer in answers} == {"ada": False, "bob": True}
+    assert [answer["skip_reason"] for answer in answers if not answer["granted"]] == ["busy"]
+    assert database.value("select count(*) from agent_wakes") == 1
+    memory = database.row("select last_wake_id, last_claimed_at from agent_wake_state where agent_id = %s", [ada])
+    assert memory == {"last_wake_id": None, "last_claimed_at": None}

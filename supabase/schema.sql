@@ -263,7 +263,7 @@ CREATE FUNCTION dispatcher.agents_of_operator(p_tenant_id uuid, p_gateway_id uui
     LANGUAGE sql STABLE
     SET search_path TO ''
     AS $$
-  select id from public.agents
+  select id from dispatcher.agents
    where tenant_id = p_tenant_id and gateway_id = p_gateway_id
      and (p_agent is null or slug = p_agent or id::text = p_agent)
 $$;
@@ -274,12 +274,13 @@ CREATE FUNCTION dispatcher.agents_to_settle(p_sweeper dispatcher.claimant, p_lim
     LANGUAGE sql STABLE
     SET search_path TO ''
     AS $$
-  select state.agent_id from public.agent_wake_state as state join public.agents as agent on agent.id = state.agent_id
+  select state.agent_id from public.agent_wake_state as state
+    join dispatcher.agents as agent on agent.id = state.agent_id
    where agent.gateway_id = p_sweeper.gateway_id and agent.tenant_id = p_sweeper.tenant_id
      and state.consecutive_failures >= (p_sweeper.settings).max_consecutive_failures
      and (state.stalled_at is null
-          or exists (select from public.agent_inbox_items as item
-                     where item.agent_id = state.agent_id and item.status = 'pending'
+          or exists (select from dispatcher.agent_inbox_items as item
+                     where item.agent_id = agent.id and item.tenant_id = agent.tenant_id and item.status = 'pending'
                        and item.attempt_count < item.max_attempts))
      -- What came from outside since the last end has ended the stall.
      and (dispatcher.read_gate_facts(state.agent_id,
@@ -293,8 +294,8 @@ CREATE FUNCTION dispatcher.agents_with_work(p_sweeper dispatcher.claimant, p_aft
     LANGUAGE sql STABLE
     SET search_path TO ''
     AS $$
-  select agent.id, agent.slug, oldest.created_at from public.agents as agent
-   cross join lateral (select due.created_at from dispatcher.inbox_due as due
+  select agent.id, agent.slug, oldest.created_at from dispatcher.agents as agent
+   cross join lateral (select due.created_at from dispatcher.inbox_due_of_pair as due
                         where due.agent_id = agent.id and due.tenant_id = agent.tenant_id order by due.created_at
                             limit 1) as oldest
    where agent.gateway_id = p_sweeper.gateway_id and agent.tenant_id = p_sweeper.tenant_id
@@ -308,13 +309,17 @@ $$;
 
 COMMENT ON FUNCTION dispatcher.agents_with_work(p_sweeper dispatcher.claimant, p_after uuid, p_limit integer) IS 'Agents with open items that neither wait nor run, in the order of their ids after p_after, each with its oldest item.';
 
-CREATE FUNCTION dispatcher.apply_report(p_report jsonb) RETURNS jsonb
+CREATE FUNCTION dispatcher.apply_report(p_report jsonb, p_gateway_id uuid) RETURNS jsonb
     LANGUAGE plpgsql
     SET search_path TO ''
     AS $$
 declare
   v_answer jsonb;
 begin
+  if not exists (select from public.agent_wakes
+                  where id = (p_report ->> 'wake_id')::uuid and gateway_id = p_gateway_id) then
+    return jsonb_build_object('wake_id', p_report ->> 'wake_id', 'applied', false, 'code', 'not_found');
+  end if;
   case p_report ->> 'report'
     when 'started' then
       v_answer := dispatcher.start_wake((p_report ->> 'wake_id')::uuid, (p_report ->> 'claim_token')::uuid,
@@ -339,7 +344,7 @@ when others then
 end
 $$;
 
-COMMENT ON FUNCTION dispatcher.apply_report(p_report jsonb) IS 'One report {report: started|ended, wake_id, claim_token, …}; what raises for one is its own answer (code error).';
+COMMENT ON FUNCTION dispatcher.apply_report(p_report jsonb, p_gateway_id uuid) IS 'One report {report: started|ended, wake_id, claim_token, …} of a wake of the gateway; what raises for one is its own answer (code error).';
 
 CREATE FUNCTION dispatcher.audit_workflow_action(p_tenant_id uuid, p_actor text, p_action text, p_target text, p_before jsonb, p_after jsonb, p_allowed boolean DEFAULT true) RETURNS void
     LANGUAGE plpgsql
@@ -398,7 +403,7 @@ CREATE FUNCTION dispatcher.block_task_of_item(p_item_id uuid, p_at timestamp wit
   -- A task that has ended stays ended: an escalation that comes late must not open it again.
   update public.tasks as task
      set status = 'blocked', updated_at = p_at
-    from public.agent_inbox_items as item
+    from dispatcher.agent_inbox_items as item
    where item.id = p_item_id and task.id = item.task_id and task.tenant_id = item.tenant_id
      and task.status not in ('blocked', 'done', 'cancelled')
 $$;
@@ -545,6 +550,16 @@ $$;
 
 COMMENT ON FUNCTION dispatcher.book_workflow_usage(p_run public.workflow_runs, p_usage jsonb) IS 'Keeps what a run is said to have cost. Totals, not increments: a repeat changes nothing. The period it was first booked in stays.';
 
+CREATE FUNCTION dispatcher.bounded_value(p_value jsonb) RETURNS jsonb
+    LANGUAGE sql IMMUTABLE PARALLEL SAFE
+    SET search_path TO ''
+    AS $$
+  select case jsonb_typeof(p_value) when 'string' then to_jsonb(left(p_value #>> '{}', 10000))
+              when 'object' then '{}' when 'array' then '[]' else p_value end
+$$;
+
+COMMENT ON FUNCTION dispatcher.bounded_value(p_value jsonb) IS 'A single value that somebody wrote into a row, as it is handed on: a text of at most 10,000 characters; what is no single value is empty.';
+
 CREATE FUNCTION dispatcher.broadcast_budget_event(p_tenant_id uuid, p_frame jsonb) RETURNS void
     LANGUAGE plpgsql SECURITY DEFINER
     SET search_path TO ''
@@ -591,7 +606,7 @@ declare
   v_period_start date;
 begin
   select status, hard_cutoff, monthly_limit_usd, period_anchor_tz, current_period_start, current_period_spend_usd
-    into v_budget from public.agent_budgets where agent_id = p_agent_id;
+    into v_budget from dispatcher.agent_budgets where agent_id = p_agent_id;
   if v_budget is null or not v_budget.hard_cutoff then
     return false;
   end if;
@@ -705,7 +720,7 @@ COMMENT ON FUNCTION dispatcher.budgets_named(p_tenant_id uuid, p_budget text, OU
 CREATE FUNCTION dispatcher.busy_agent(p_agent_id uuid) RETURNS jsonb
     LANGUAGE sql STABLE
     SET search_path TO ''
-    AS $$ select dispatcher.refusal(p_agent_id, (select agent.slug from public.agents as agent
+    AS $$ select dispatcher.refusal(p_agent_id, (select agent.slug from dispatcher.agents as agent
     where agent.id = p_agent_id), 'busy', 1) $$;
 
 COMMENT ON FUNCTION dispatcher.busy_agent(p_agent_id uuid) IS 'The refusal of an agent of which another session holds a row.';
@@ -731,9 +746,9 @@ begin
          and origin.chain_depth >= dispatcher.wake_chain_limit(p_sweeper.settings))
     select agent.id, item.id, deep.chain_depth
       from deep
-      join public.agent_inbox_items as item on item.id = deep.item_id and item.status in ('pending', 'failed')
+      join dispatcher.agent_inbox_items as item on item.id = deep.item_id and item.status in ('pending', 'failed')
           and item.attempt_count < item.max_attempts
-      join public.agents as agent on agent.id = item.agent_id and agent.tenant_id = item.tenant_id
+      join dispatcher.agents as agent on agent.id = item.agent_id and agent.tenant_id = item.tenant_id
      where agent.gateway_id = p_sweeper.gateway_id and agent.tenant_id = p_sweeper.tenant_id
      limit p_limit;
 end
@@ -751,15 +766,19 @@ declare
 begin
   -- Whoever did not get a slot now waits for one.
   with queued as (
-    select state.agent_id from public.agent_wake_state as state join public.agents as agent on agent.id = state.agent_id
-     where agent.gateway_id = p_sweeper.gateway_id and state.waitlist_path = 'sweep' limit 500
+    select state.agent_id from public.agent_wake_state as state
+      join dispatcher.agents as agent on agent.id = state.agent_id
+     where agent.gateway_id = p_sweeper.gateway_id and agent.tenant_id = p_sweeper.tenant_id
+       and state.waitlist_path = 'sweep' limit 500
          for update of state skip locked)
   update public.agent_wake_state as state set waitlist_path = 'waitlist' from queued
       where state.agent_id = queued.agent_id;
   get diagnostics v_queued = row_count;
   return jsonb_build_object('count', jsonb_array_length(v_claims), 'claims', v_claims, 'queued', v_queued, 'waiting',
-    (select count(*) from public.agent_wake_state as state join public.agents as agent on agent.id = state.agent_id
-      where agent.gateway_id = p_sweeper.gateway_id and state.waitlisted_at is not null));
+    (select count(*) from public.agent_wake_state as state
+       join dispatcher.agents as agent on agent.id = state.agent_id
+      where agent.gateway_id = p_sweeper.gateway_id and agent.tenant_id = p_sweeper.tenant_id
+        and state.waitlisted_at is not null));
 end
 $$;
 
@@ -844,7 +863,7 @@ begin
       select state.agent_id, state.waitlist_path, state.waitlisted_at,
           coalesce(state.waiting_since, 'infinity') as waiting_since
         from public.agent_wake_state as state
-        join public.agents as agent on agent.id = state.agent_id
+        join dispatcher.agents as agent on agent.id = state.agent_id
        where state.waitlisted_at is not null and agent.gateway_id = v_claimant.gateway_id
          and agent.tenant_id = v_claimant.tenant_id
          and (state.waitlisted_at, coalesce(state.waiting_since, 'infinity'), state.agent_id) > (v_last.waitlisted_at,
@@ -902,9 +921,9 @@ CREATE FUNCTION dispatcher.close_leased_item(p_item_id uuid, p_outcome text, p_r
     AS $$
 declare
   v_now constant timestamptz := clock_timestamp();
-  v_item public.agent_inbox_items;
+  v_item dispatcher.agent_inbox_items;
 begin
-  update public.agent_inbox_items as item
+  update dispatcher.agent_inbox_items as item
      set status = case
            when p_outcome = 'done' then 'done'
            when p_outcome = 'released' then 'pending'
@@ -991,7 +1010,7 @@ when others then
   return jsonb_build_object('granted', false, 'agent_id', p_claim -> 'agent_id', 'skip_reason', 'error', 'retry_in',
       null, 'failures', null,
                             'error', left(v_error, 500), 'error_code', sqlstate, 'agent_slug',
-                            (select agent.slug from public.agents as agent
+                            (select agent.slug from dispatcher.agents as agent
                                 where agent.id::text = p_claim ->> 'agent_id'));
 end
 $$;
@@ -1037,8 +1056,10 @@ CREATE FUNCTION dispatcher.dead_letters_of_wake(p_wake public.agent_wakes, p_kno
     SET search_path TO ''
     AS $$
   -- YourHQ's functions, too, leave their time, and know no leases of ours.
-  select coalesce(array_agg(item.id order by item.created_at, item.id), '{}') from public.agent_inbox_items as item
-   where item.agent_id = p_wake.agent_id and item.status = 'dead_letter' and item.id <> all (p_known)
+  select coalesce(array_agg(item.id order by item.created_at, item.id), '{}')
+    from dispatcher.agent_inbox_items as item
+   where item.agent_id = p_wake.agent_id and item.tenant_id = p_wake.tenant_id and item.status = 'dead_letter'
+     and item.id <> all (p_known)
      and item.failed_at between p_wake.claimed_at and clock_timestamp()
      and item.leased_at between p_wake.claimed_at and item.failed_at
 $$;
@@ -1266,7 +1287,7 @@ begin
   end if;
   return jsonb_build_object('wake_id', p_wake_id, 'applied', true, 'code', 'ok', 'state', v_state, 'agent_id',
       v_wake.agent_id,
-                            'agent_slug', (select slug from public.agents where id = v_wake.agent_id),
+                            'agent_slug', (select slug from dispatcher.agents where id = v_wake.agent_id),
                                 'consecutive_failures', v_failures,
                             'cause', case when p_ending = 'agent_refused' then left(p_error, 500) end,
                             'dead_letters', to_jsonb(v_dead || dispatcher.dead_letters_of_wake(v_wake, v_dead)))
@@ -1317,7 +1338,7 @@ CREATE FUNCTION dispatcher.escalate_leased_item(p_item_id uuid, p_reason text) R
 declare
   v_now constant timestamptz := clock_timestamp();
 begin
-  update public.agent_inbox_items as item
+  update dispatcher.agent_inbox_items as item
      set status = 'done', completed_at = v_now, leased_until = null, updated_at = v_now,
          context = dispatcher.merge_inbox_context(item.context,
              jsonb_build_object('outcome', 'escalated', 'escalation_reason', p_reason))
@@ -1373,11 +1394,11 @@ declare
   v_ids uuid[];
 begin
   with expired as (
-    update public.agent_inbox_items as item
+    update dispatcher.agent_inbox_items as item
        set status = 'failed', attempt_count = greatest(item.attempt_count, item.max_attempts), failed_at = now(),
            leased_at = null, leased_until = null, updated_at = now(),
            context = dispatcher.merge_inbox_context(item.context, jsonb_build_object('last_failure_reason', p_reason))
-     where item.id in (select held.id from public.agent_inbox_items as held
+     where item.id in (select held.id from dispatcher.agent_inbox_items as held
                         where held.id = any (p_item_ids) and held.agent_id = any (p_agent_ids)
                           and held.status in ('pending', 'failed')
                         order by held.id limit 500 for update skip locked)
@@ -1400,7 +1421,7 @@ declare
   -- Read once: where it stands in the statement, a function that locks is called again for every row that is looked at.
   v_ids constant uuid[] := dispatcher.stale_item_ids(p_sweeper, p_limit);
 begin
-  update public.agent_inbox_items as item
+  update dispatcher.agent_inbox_items as item
      set status = 'failed', attempt_count = greatest(item.attempt_count, item.max_attempts), failed_at = now(),
          updated_at = now(),
          context = dispatcher.merge_inbox_context(item.context, jsonb_build_object(
@@ -1586,7 +1607,7 @@ CREATE FUNCTION dispatcher.find_inbox_agent(p_tenant_id uuid, p_agent_slug text)
     LANGUAGE sql STABLE
     SET search_path TO ''
     AS $$
-  select agent.id from public.agents as agent where agent.tenant_id = p_tenant_id and agent.slug = p_agent_slug
+  select agent.id from dispatcher.agents as agent where agent.tenant_id = p_tenant_id and agent.slug = p_agent_slug
 $$;
 
 COMMENT ON FUNCTION dispatcher.find_inbox_agent(p_tenant_id uuid, p_agent_slug text) IS 'The id of a tenant''s agent by its present slug; null when there is none.';
@@ -1614,7 +1635,7 @@ CREATE FUNCTION dispatcher.find_posted_item(p_tenant_id uuid, p_sender_id uuid, 
     SET search_path TO ''
     AS $$
   select origin.* from public.inbox_item_origins as origin
-    join public.agent_inbox_items as item on item.id = origin.item_id
+    join dispatcher.agent_inbox_items as item on item.id = origin.item_id
    where origin.tenant_id = p_tenant_id and origin.from_agent_id = p_sender_id
      and (origin.request_key = p_request_key
           or (origin.content_key = any (p_content_keys)
@@ -1644,7 +1665,7 @@ $$;
 
 COMMENT ON FUNCTION dispatcher.find_sender_wake(p_agent_id uuid, p_wake_id uuid) IS 'The wake an agent acts in: p_wake_id, which its script knows, until 24 h after its end; else its latest if that lives or ended within 10 minutes (a turn can outlive its process); null when it acts outside a wake.';
 
-CREATE FUNCTION dispatcher.finish_notification(p_result jsonb) RETURNS integer
+CREATE FUNCTION dispatcher.finish_notification(p_result jsonb, p_tenant_id uuid) RETURNS integer
     LANGUAGE plpgsql
     SET search_path TO ''
     AS $$
@@ -1660,6 +1681,7 @@ begin
          next_try_at = now() + make_interval(secs => least(300,
              5 * power(2, least(note.tries, 12) - 1)) * (0.75 + random() / 2))
    where note.id = (p_result ->> 'id')::uuid and note.claim_token = (p_result ->> 'claim_token')::uuid
+     and note.tenant_id = p_tenant_id
      and note.state = 'sending';
   get diagnostics v_count = row_count;
   return v_count;
@@ -1670,7 +1692,7 @@ exception when others then
 end
 $$;
 
-COMMENT ON FUNCTION dispatcher.finish_notification(p_result jsonb) IS 'What became of one claimed notification; 1 when that was written down, 0 where its lease is lost, the row is held or the result is none.';
+COMMENT ON FUNCTION dispatcher.finish_notification(p_result jsonb, p_tenant_id uuid) IS 'What became of one claimed notification; 1 when that was written down, 0 where its lease is lost, the row is held or the result is none.';
 
 CREATE FUNCTION dispatcher.finish_workflow_run(p_tenant_id uuid, p_run_id uuid, p_session text, p_claim_token uuid, p_status text, p_output jsonb, p_error text, p_usage jsonb) RETURNS jsonb
     LANGUAGE plpgsql
@@ -1739,7 +1761,7 @@ CREATE FUNCTION dispatcher.forgotten_leases(p_sweeper dispatcher.claimant, p_lim
     AS $$
   select distinct on (wake.id) wake.* from public.inbox_item_leases as lease
     join public.agent_wakes as wake on wake.id = lease.wake_id
-    join public.agent_inbox_items as item on item.id = lease.item_id
+    join dispatcher.agent_inbox_items as item on item.id = lease.item_id
    where lease.closed_at is null and wake.gateway_id = p_sweeper.gateway_id
      and wake.ended_at < now() - interval '5 seconds'
      and item.status = 'leased' and item.leased_at = lease.leased_at
@@ -1784,8 +1806,10 @@ CREATE FUNCTION dispatcher.gateway_backlog(p_gateway_id uuid) RETURNS jsonb
            'waiting_for_paused', count(*) filter (where is_paused))
     from (select now() - dispatcher.known_time(due.created_at) as age,
         agent.status in ('paused', 'hibernating') as is_paused
-            from dispatcher.inbox_due as due join public.agents as agent on agent.id = due.agent_id
-                and agent.tenant_id = due.tenant_id
+            from dispatcher.agents as agent
+            -- Agent by agent, which `offset 0` says: all items at once would be those of every tenant.
+           cross join lateral (select created_at from dispatcher.inbox_due_of_pair as open
+                                where open.agent_id = agent.id and open.tenant_id = agent.tenant_id offset 0) as due
            where agent.gateway_id = p_gateway_id) as ages
 $$;
 
@@ -1795,7 +1819,7 @@ CREATE FUNCTION dispatcher.gateway_of_workflow_agent(p_tenant_id uuid, p_agent_i
     LANGUAGE sql STABLE
     SET search_path TO ''
     AS $$
-  select coalesce((select agent.gateway_id from public.agents as agent where agent.tenant_id = p_tenant_id
+  select coalesce((select agent.gateway_id from dispatcher.agents as agent where agent.tenant_id = p_tenant_id
       and agent.slug = p_agent_id),
                   (select (array_agg(gateway.id))[1] from public.gateways as gateway
                       where gateway.tenant_id = p_tenant_id having count(*) = 1))
@@ -1853,10 +1877,10 @@ declare
   v_ids uuid[];
 begin
   with given_up as (
-    update public.agent_inbox_items
+    update dispatcher.agent_inbox_items
        set status = 'dead_letter', failed_at = now(), leased_at = null, leased_until = null, updated_at = now(),
            context = dispatcher.merge_inbox_context(context, jsonb_build_object('last_failure_reason', p_reason))
-     where id in (select item.id from public.agent_inbox_items as item
+     where id in (select item.id from dispatcher.agent_inbox_items as item
                    where item.id = any (p_item_ids) and item.status <> 'dead_letter' for update skip locked)
     returning id)
   select array_agg(id) into v_ids from given_up;
@@ -2065,10 +2089,10 @@ begin
     insert into public.agent_resumptions (agent_id, tenant_id) values (new.id, new.tenant_id)
     on conflict (agent_id) do update set resumed_at = now();
   end if;
-  perform dispatcher.send_gateway_hint(new.gateway_id, 'agent', jsonb_build_object('agent_id', new.id));
-  if old.gateway_id is distinct from new.gateway_id then
-    perform dispatcher.send_gateway_hint(old.gateway_id, 'agent', jsonb_build_object('agent_id', new.id));
-  end if;
+  -- Whoever may write an agent may write any gateway into it: one of another tenant is told nothing.
+  perform dispatcher.send_gateway_hint(gateway.id, 'agent', jsonb_build_object('agent_id', new.id))
+     from public.gateways as gateway
+    where gateway.id in (new.gateway_id, old.gateway_id) and gateway.tenant_id = new.tenant_id;
   return null;
 exception when others then
   perform dispatcher.note_fault(new.tenant_id, null, 'hint_agent_change', format('%s (%s)', sqlerrm, sqlstate));
@@ -2083,7 +2107,8 @@ CREATE FUNCTION dispatcher.hint_budget_change() RETURNS trigger
     SET search_path TO ''
     AS $$
 begin
-  perform dispatcher.send_gateway_hint((select gateway_id from public.agents where id = new.agent_id), 'agent',
+  perform dispatcher.send_gateway_hint((select agent.gateway_id from dispatcher.agents as agent
+      where agent.id = new.agent_id and agent.tenant_id = new.tenant_id), 'agent',
       jsonb_build_object('agent_id', new.agent_id));
   return null;
 exception when others then
@@ -2105,7 +2130,7 @@ begin
                 else '{}'::jsonb end)
      from (select agent.gateway_id, agent.id as agent_id, (array_agg(item.id order by item.created_at,
          item.id))[1:50] as item_ids
-             from new_items as item join public.agents as agent on agent.id = item.agent_id
+             from new_items as item join dispatcher.agents as agent on agent.id = item.agent_id
                  and agent.tenant_id = item.tenant_id
             where item.status = 'pending'
             group by agent.gateway_id, agent.id) as hint;
@@ -2136,7 +2161,7 @@ begin
            (array_agg(item.id order by item.created_at, item.id))[1] as item_id
                from new_items as item
                join old_items as before on before.id = item.id and before.status is distinct from item.status
-               join public.agents as agent on agent.id = item.agent_id and agent.tenant_id = item.tenant_id
+               join dispatcher.agents as agent on agent.id = item.agent_id and agent.tenant_id = item.tenant_id
               where item.status in ('pending', 'failed')
               group by agent.gateway_id, agent.id) as hint;
     -- Whoever gave them up: our functions, YourHQ's, or a row written by hand. What our own passes give up, they tell.
@@ -2146,7 +2171,7 @@ begin
                                order by item.created_at, item.id))[1] as reason
                from new_items as item
                join old_items as before on before.id = item.id and before.status is distinct from item.status
-               join public.agents as agent on agent.id = item.agent_id and agent.tenant_id = item.tenant_id
+               join dispatcher.agents as agent on agent.id = item.agent_id and agent.tenant_id = item.tenant_id
               where item.status = 'dead_letter'
               group by item.agent_id) as given_up;
   end if;
@@ -2286,7 +2311,7 @@ CREATE FUNCTION dispatcher.inbox_close_verdict(p_item_id uuid, p_code text) RETU
     AS $$
   select jsonb_build_object('applied', p_code in ('ok', 'already'), 'code', p_code,
                             'status', item.status, 'attempt', item.attempt_count, 'max_attempts', item.max_attempts)
-  from (select 1) as one_row left join public.agent_inbox_items as item on item.id = p_item_id
+  from (select 1) as one_row left join dispatcher.agent_inbox_items as item on item.id = p_item_id
 $$;
 
 COMMENT ON FUNCTION dispatcher.inbox_close_verdict(p_item_id uuid, p_code text) IS 'The answer of the closing functions: {applied, code, status, attempt, max_attempts}; the last three are null when the item is unknown.';
@@ -2323,7 +2348,7 @@ CREATE FUNCTION dispatcher.inbox_items_of_lease(p_agent_id uuid, p_lease_token u
                                       dispatcher.finite_time(task.due_date)))
                                 || dispatcher.merge_inbox_context(item.context, '{}') end
          ) order by item.created_at, item.id), '[]'::jsonb)
-    from public.agent_inbox_items as item
+    from dispatcher.agent_inbox_items as item
     join public.inbox_item_leases as lease on lease.item_id = item.id
     left join public.tasks as task on task.id = item.task_id and task.tenant_id = item.tenant_id
    where item.agent_id = p_agent_id
@@ -2418,7 +2443,59 @@ ALTER TABLE ONLY public.agent_inbox_items REPLICA IDENTITY FULL;
 
 COMMENT ON TABLE public.agent_inbox_items IS 'Work for agents: one row per item. The woken agent leases and closes it.';
 
-CREATE FUNCTION dispatcher.is_given_up(p_item public.agent_inbox_items) RETURNS boolean
+CREATE TABLE public.agents (
+    id uuid DEFAULT gen_random_uuid() NOT NULL,
+    tenant_id uuid DEFAULT '00000000-0000-0000-0000-000000000000'::uuid NOT NULL,
+    gateway_id uuid,
+    name text NOT NULL,
+    slug text NOT NULL,
+    description text,
+    status public.agent_status DEFAULT 'ready'::public.agent_status NOT NULL,
+    last_seen_at timestamp with time zone,
+    last_heartbeat_at timestamp with time zone,
+    model text,
+    thinking text,
+    reports_to_id uuid,
+    domains text[] DEFAULT '{}'::text[] NOT NULL,
+    capabilities text[],
+    config jsonb DEFAULT '{}'::jsonb NOT NULL,
+    meta jsonb DEFAULT '{}'::jsonb NOT NULL,
+    created_at timestamp with time zone DEFAULT now() NOT NULL,
+    updated_at timestamp with time zone DEFAULT now() NOT NULL
+);
+
+COMMENT ON TABLE public.agents IS 'The agents, each on a gateway, with the status that says whether it may be woken.';
+
+CREATE VIEW dispatcher.agent_inbox_items WITH (security_invoker='true') AS
+ SELECT id,
+    tenant_id,
+    agent_id,
+    event_type,
+    task_id,
+    comment_id,
+    contact_id,
+    status,
+    leased_at,
+    leased_until,
+    completed_at,
+    failed_at,
+    attempt_count,
+    max_attempts,
+    summary,
+    context,
+    last_wake_attempt_at,
+    last_wake_success_at,
+    created_at,
+    updated_at,
+    agent_slug
+   FROM public.agent_inbox_items item
+  WHERE (EXISTS ( SELECT
+           FROM public.agents agent
+          WHERE ((agent.id = item.agent_id) AND (agent.tenant_id = item.tenant_id))));
+
+COMMENT ON VIEW dispatcher.agent_inbox_items IS 'Items whose agent is of their own tenant.';
+
+CREATE FUNCTION dispatcher.is_given_up(p_item dispatcher.agent_inbox_items) RETURNS boolean
     LANGUAGE sql STABLE
     SET search_path TO ''
     AS $$
@@ -2428,7 +2505,7 @@ CREATE FUNCTION dispatcher.is_given_up(p_item public.agent_inbox_items) RETURNS 
                         and mark.set_aside_at = p_item.failed_at)
 $$;
 
-COMMENT ON FUNCTION dispatcher.is_given_up(p_item public.agent_inbox_items) IS 'Whether an item was given up: a dead letter, or failed without attempts left (what went stale, what an older daemon gave up). Not what an operator ended.';
+COMMENT ON FUNCTION dispatcher.is_given_up(p_item dispatcher.agent_inbox_items) IS 'Whether an item was given up: a dead letter, or failed without attempts left (what went stale, what an older daemon gave up). Not what an operator ended.';
 
 CREATE FUNCTION dispatcher.is_in_budget_scope(p_scope text, p_scope_id text, p_agent_id text, p_department_id text, p_workflow_type text) RETURNS boolean
     LANGUAGE sql IMMUTABLE
@@ -2647,8 +2724,8 @@ CREATE FUNCTION dispatcher.items_to_requeue(p_agent_ids uuid[], p_is_one_agent b
     SET search_path TO ''
     AS $$
   select item.id, item.agent_id
-    from public.agents as agent
-    join public.agent_inbox_items as item on item.agent_id = agent.id and item.tenant_id = agent.tenant_id
+    from dispatcher.agents as agent
+    join dispatcher.agent_inbox_items as item on item.agent_id = agent.id and item.tenant_id = agent.tenant_id
    where agent.id = any (p_agent_ids) and item.status in ('failed', 'dead_letter')
      and case when p_item_ids is not null then item.id = any (p_item_ids)
               when p_dead then dispatcher.is_given_up(item) and (p_since is null
@@ -2737,7 +2814,7 @@ begin
    limit 1;
   if v_item_id is not null then
     perform set_config('lock_timeout', '1s', true);
-    perform 1 from public.agent_inbox_items as item where item.id = v_item_id for update;
+    perform 1 from dispatcher.agent_inbox_items as item where item.id = v_item_id for update;
     perform set_config('lock_timeout', v_timeout, true);
     perform dispatcher.lease_one_inbox_item(v_item_id, p_lease_seconds, p_lease_token, p_wake_id);
   end if;
@@ -2787,7 +2864,7 @@ CREATE FUNCTION dispatcher.lease_one_inbox_item(p_item_id uuid, p_lease_seconds 
 declare
   v_now timestamptz;
 begin
-  perform 1 from public.agent_inbox_items as item where item.id = p_item_id for update skip locked;
+  perform 1 from dispatcher.agent_inbox_items as item where item.id = p_item_id for update skip locked;
   if not found then
     return false;
   end if;
@@ -2796,7 +2873,7 @@ begin
   if not exists (select 1 from dispatcher.inbox_due as due where due.id = p_item_id and due.due_at <= v_now) then
     return false;
   end if;
-  update public.agent_inbox_items as item
+  update dispatcher.agent_inbox_items as item
      set status = 'leased', leased_at = v_now, leased_until = v_now + make_interval(secs => p_lease_seconds),
          attempt_count = item.attempt_count + 1, updated_at = v_now
    where item.id = p_item_id;
@@ -2804,7 +2881,7 @@ begin
          (item_id, tenant_id, agent_id, wake_id, lease_token, attempt, leased_at, leased_until)
   select item.id, item.tenant_id, item.agent_id, p_wake_id, p_lease_token, item.attempt_count, item.leased_at,
       item.leased_until
-    from public.agent_inbox_items as item
+    from dispatcher.agent_inbox_items as item
    where item.id = p_item_id
   on conflict (item_id) do update
      set tenant_id = excluded.tenant_id, agent_id = excluded.agent_id, wake_id = excluded.wake_id,
@@ -2835,7 +2912,7 @@ declare
 begin
   insert into public.agent_wake_state (agent_id, tenant_id)
   select free.id, p_sweeper.tenant_id
-    from (select agent.id from public.agents as agent
+    from (select agent.id from dispatcher.agents as agent
            where agent.id = any (p_agent_ids)
              and not exists (select from public.agent_wake_state as state where state.agent_id = agent.id)
              for key share skip locked) as free
@@ -2909,12 +2986,12 @@ begin
     verdict := 'ok';
     return;
   end if;
-  select agent.slug into slug from public.agents as agent
+  select agent.slug into slug from dispatcher.agents as agent
    where agent.id = p_agent_id and agent.gateway_id = p_claimant.gateway_id and agent.tenant_id = p_claimant.tenant_id;
   verdict := case when slug is null then 'not_local' else 'busy' end;
   if slug is not null and not exists (select from public.agent_wake_state where agent_id = p_agent_id) then
     -- Its first claim: the row the gates remember it by is made, unless the agent itself is held.
-    perform from public.agents where id = p_agent_id for key share skip locked;
+    perform from dispatcher.agents where id = p_agent_id for key share skip locked;
     if found then
       state := dispatcher.lock_wake_state(p_agent_id, p_claimant.tenant_id);
       verdict := case when state.agent_id is null then 'busy' else 'ok' end;
@@ -2972,7 +3049,7 @@ CREATE FUNCTION dispatcher.lock_inbox_lease(p_item_id uuid, p_lease_token uuid, 
     SET search_path TO ''
     AS $$
 declare
-  v_item public.agent_inbox_items;
+  v_item dispatcher.agent_inbox_items;
   v_lease public.inbox_item_leases;
 begin
   -- The wake first: one that ends at this moment ends before or after the item is closed, and so knows of it.
@@ -2980,7 +3057,7 @@ begin
     where wake.id = (select lease.wake_id from public.inbox_item_leases as lease where lease.item_id = p_item_id)
       and wake.state in ('starting', 'running')
       for share;
-  select * into v_item from public.agent_inbox_items as item where item.id = p_item_id for update;
+  select * into v_item from dispatcher.agent_inbox_items as item where item.id = p_item_id for update;
   if not found then
     return 'not_found';
   end if;
@@ -3099,7 +3176,7 @@ CREATE FUNCTION dispatcher.look_around(p_sweeper dispatcher.claimant) RETURNS js
 begin
   perform dispatcher.warm_backend();
   return jsonb_build_object(
-    'agents', (select coalesce(jsonb_agg(jsonb_build_object('id', id, 'slug', slug)), '[]') from public.agents
+    'agents', (select coalesce(jsonb_agg(jsonb_build_object('id', id, 'slug', slug)), '[]') from dispatcher.agents
         where gateway_id = p_sweeper.gateway_id and tenant_id = p_sweeper.tenant_id),
     'open_wakes', dispatcher.open_wakes_of_others(p_sweeper.instance_id), 'broadcast_available',
         dispatcher.broadcast_hints_available(),
@@ -3141,15 +3218,16 @@ begin
      set stalled_at = coalesce(stalled_at, now()), waitlisted_at = null, waitlist_path = null, waiting_since = null,
          updated_at = now()
    where agent_id = p_agent_id;
-  select slug into v_slug from public.agents where id = p_agent_id;
+  select slug into v_slug from dispatcher.agents where id = p_agent_id;
   begin
     v_count := dispatcher.set_items_aside(array(
-      select item.id from public.agent_inbox_items as item
-       where item.agent_id = p_agent_id and item.status = 'pending' and item.attempt_count < item.max_attempts
+      select item.id from dispatcher.agent_inbox_items as item
+       where item.agent_id = p_agent_id and item.tenant_id = v_state.tenant_id and item.status = 'pending'
+         and item.attempt_count < item.max_attempts
            limit 500), 'agent_stalled', 'agent_stalled');
   exception when others then
     if dispatcher.must_abort(sqlstate) then raise; end if;
-    perform dispatcher.note_fault(v_state.tenant_id, (select gateway_id from public.agents where id = p_agent_id),
+    perform dispatcher.note_fault(v_state.tenant_id, (select gateway_id from dispatcher.agents where id = p_agent_id),
                                   'items of a stalled agent', format('%s (%s)', sqlerrm, sqlstate));
   end;
   if v_is_new then
@@ -3174,13 +3252,13 @@ CREATE FUNCTION dispatcher.mark_as_set_aside(p_item_ids uuid[], p_as text) RETUR
     AS $$
 begin
   insert into public.inbox_item_marks as mark (item_id, tenant_id, set_aside_at, set_aside_as)
-  select item.id, item.tenant_id, item.failed_at, p_as from public.agent_inbox_items as item
+  select item.id, item.tenant_id, item.failed_at, p_as from dispatcher.agent_inbox_items as item
       where item.id = any (p_item_ids)
   on conflict (item_id) do update set set_aside_at = excluded.set_aside_at, set_aside_as = excluded.set_aside_as;
   perform dispatcher.settle_constraints('public.inbox_item_marks');
 exception when others then
   if dispatcher.must_abort(sqlstate) then raise; end if;
-  perform dispatcher.note_fault((select tenant_id from public.agent_inbox_items where id = p_item_ids[1]), null,
+  perform dispatcher.note_fault((select tenant_id from dispatcher.agent_inbox_items where id = p_item_ids[1]), null,
                                 'mark of items', format('%s (%s)', sqlerrm, sqlstate));
 end
 $$;
@@ -3199,14 +3277,14 @@ begin
     insert into public.inbox_item_marks as mark (item_id, tenant_id, reopened_at, closed_by_user_at)
     select item.id, item.tenant_id, case when item.id = any (p_reopened) then now() end,
         case when item.id = any (p_closed_by_user) then now() end
-      from public.agent_inbox_items as item where item.id = any (p_reopened || p_closed_by_user)
+      from dispatcher.agent_inbox_items as item where item.id = any (p_reopened || p_closed_by_user)
     on conflict (item_id) do update set reopened_at = coalesce(excluded.reopened_at, mark.reopened_at),
                                         closed_by_user_at = coalesce(excluded.closed_by_user_at,
                                             mark.closed_by_user_at);
     perform dispatcher.settle_constraints('public.inbox_item_marks');
   exception when others then
     if dispatcher.must_abort(sqlstate) then raise; end if;
-    perform dispatcher.note_fault((select tenant_id from public.agent_inbox_items
+    perform dispatcher.note_fault((select tenant_id from dispatcher.agent_inbox_items
         where id = (p_reopened || p_closed_by_user)[1]), null,
                                   'mark of items', format('%s (%s)', sqlerrm, sqlstate));
   end;
@@ -3424,7 +3502,7 @@ begin
   return true;
 exception when others then
   if dispatcher.must_abort(sqlstate) then raise; end if;
-  perform dispatcher.note_fault(p_tenant_id, (select agent.gateway_id from public.agents as agent
+  perform dispatcher.note_fault(p_tenant_id, (select agent.gateway_id from dispatcher.agents as agent
       where agent.id = p_agent_id),
                                 'notification ' || p_type, format('%s (%s)', sqlerrm, sqlstate));
   return false;
@@ -3439,7 +3517,7 @@ CREATE FUNCTION dispatcher.often_woken_agents(p_sweeper dispatcher.claimant, p_l
     AS $$
   select agent.id, agent.slug, lately.wakes
     from public.agent_wake_state as state
-    join public.agents as agent on agent.id = state.agent_id
+    join dispatcher.agents as agent on agent.id = state.agent_id
    cross join lateral (select count(*)::integer as wakes from public.agent_wakes as wake
                         where wake.agent_id = agent.id and wake.claimed_at > now() - interval '1 hour') as lately
    where (p_sweeper.settings).alert_wakes_per_hour > 0
@@ -3463,12 +3541,12 @@ $$;
 
 COMMENT ON FUNCTION dispatcher.old_notifications(p_tenant_id uuid, p_limit integer) IS 'Notifications that were dealt with a week ago.';
 
-CREATE FUNCTION dispatcher.open_items_of_gateway(p_claimant dispatcher.claimant) RETURNS SETOF public.agent_inbox_items
+CREATE FUNCTION dispatcher.open_items_of_gateway(p_claimant dispatcher.claimant) RETURNS SETOF dispatcher.agent_inbox_items
     LANGUAGE sql STABLE
     SET search_path TO ''
     AS $$
-  select item.* from public.agents as agent
-    join public.agent_inbox_items as item on item.agent_id = agent.id and item.tenant_id = agent.tenant_id
+  select item.* from dispatcher.agents as agent
+    join dispatcher.agent_inbox_items as item on item.agent_id = agent.id and item.tenant_id = agent.tenant_id
    where agent.gateway_id = p_claimant.gateway_id and agent.tenant_id = p_claimant.tenant_id
      and item.status in ('pending', 'failed', 'leased')
 $$;
@@ -3495,17 +3573,17 @@ CREATE FUNCTION dispatcher.open_wake_facts(p_wake public.agent_wakes) RETURNS js
   select jsonb_build_object(
            'wake_id', p_wake.id, 'claim_token', p_wake.claim_token, 'claim_request', p_wake.claim_request, 'agent_id',
                p_wake.agent_id,
-           'agent_slug', agent.slug, 'state', p_wake.state, 'host_id', coalesce(p_wake.host_id, owner.host_id),
-               'hostname', owner.hostname,
+           'agent_slug', coalesce(agent.slug, p_wake.agent_id::text), 'state', p_wake.state,
+           'host_id', coalesce(p_wake.host_id, owner.host_id), 'hostname', owner.hostname,
            'pid', p_wake.pid, 'pid_started_at', p_wake.pid_started_at,
            'age', extract(epoch from now() - p_wake.claimed_at), 'deadline_in',
                extract(epoch from p_wake.deadline_at - now()),
            'owner_state', coalesce(owner.state, 'lost'), 'owner_pid', owner.pid, 'owner_pid_started_at',
                owner.pid_started_at,
            'owner_host_id', owner.host_id, 'owner_silent_for', extract(epoch from now() - owner.last_heartbeat_at))
-    from public.agents as agent
+    from (select 1) as one_row
+    left join dispatcher.agents as agent on agent.id = p_wake.agent_id and agent.tenant_id = p_wake.tenant_id
     left join public.dispatcher_instances as owner on owner.id = p_wake.instance_id
-   where agent.id = p_wake.agent_id
 $$;
 
 COMMENT ON FUNCTION dispatcher.open_wake_facts(p_wake public.agent_wakes) IS 'What is needed to tell whether the process of a live wake and its owner live.';
@@ -3578,7 +3656,7 @@ begin
         when 'released' then exists (select from dispatcher.forgotten_leases(p_sweeper, 1))
         when 'listed' then exists (select from dispatcher.agents_with_work(p_sweeper, null, 1))
         when 'claims' then v_due @> array['listed'] or exists (
-          select from public.agent_wake_state as state join public.agents as agent on agent.id = state.agent_id
+          select from public.agent_wake_state as state join dispatcher.agents as agent on agent.id = state.agent_id
            where agent.gateway_id = p_sweeper.gateway_id and state.waitlisted_at is not null)
         when 'alerted' then exists (select from dispatcher.often_woken_agents(p_sweeper, 1))
         when 'pruned' then exists (select from public.agent_wakes where gateway_id = p_sweeper.gateway_id
@@ -3786,21 +3864,21 @@ begin
            where item.agent_id = agent.id and item.tenant_id = agent.tenant_id and item.status = 'leased'
              and item.leased_until > v_now and item.leased_until < v_now + interval '7 days'),
          coalesce((select budget.hard_cutoff and dispatcher.budget_blocks(agent.id, v_now)
-                     from public.agent_budgets as budget where budget.agent_id = agent.id), false),
+                     from dispatcher.agent_budgets as budget where budget.agent_id = agent.id), false),
          case when v_counts_wakes then (select count(*) from public.agent_wakes as wake
                                          where wake.agent_id = agent.id and wake.state <> 'spawn_failed'
                                            and wake.claimed_at >= dispatcher.start_of_today()) else 0 end,
          coalesce(heads.ids, '{}'),
          case when cardinality(p_hinted) = 0 then '{}'
-              else array(select due.id from dispatcher.inbox_due as due
+              else array(select due.id from dispatcher.inbox_due_of_pair as due
                           where due.id = any (p_hinted) and due.agent_id = agent.id and due.tenant_id = agent.tenant_id
                             and due.due_at <= v_now and due.chain_depth < v_max_chain
                           order by due.created_at limit 100) end,
          coalesce(heads.chain_depth, 0), heads.oldest,
-         case when heads.ids is null then (select min(due.due_at) from dispatcher.inbox_due as due
+         case when heads.ids is null then (select min(due.due_at) from dispatcher.inbox_due_of_pair as due
                                             where due.agent_id = agent.id and due.tenant_id = agent.tenant_id
                                               and due.due_at > v_now and due.chain_depth < v_max_chain) end,
-         heads.ids is null and exists (select from dispatcher.inbox_due as due
+         heads.ids is null and exists (select from dispatcher.inbox_due_of_pair as due
                                         where due.agent_id = agent.id and due.tenant_id = agent.tenant_id
                                           and due.due_at <= v_now and due.chain_depth >= v_max_chain),
          case when state.last_end_state in ('failed', 'timed_out', 'no_progress', 'spawn_failed')
@@ -3817,7 +3895,7 @@ begin
     left join lateral (
       select array_agg(head.id order by head.created_at, head.id) as ids, max(head.chain_depth) as chain_depth,
           min(head.created_at) as oldest
-        from (select due.id, due.created_at, due.chain_depth from dispatcher.inbox_due as due
+        from (select due.id, due.created_at, due.chain_depth from dispatcher.inbox_due_of_pair as due
                where due.agent_id = agent.id and due.tenant_id = agent.tenant_id and due.due_at <= v_now
                  and due.chain_depth < v_max_chain
                order by due.created_at limit 3) as head) as heads on true
@@ -4081,7 +4159,7 @@ $$;
 
 COMMENT ON FUNCTION dispatcher.release_forgotten_leases(p_sweeper dispatcher.claimant, p_limit integer) IS 'Releases leases whose wake ended while somebody held the item.';
 
-CREATE FUNCTION dispatcher.release_lease(p_item public.agent_inbox_items, p_reason text) RETURNS uuid
+CREATE FUNCTION dispatcher.release_lease(p_item dispatcher.agent_inbox_items, p_reason text) RETURNS uuid
     LANGUAGE plpgsql
     SET search_path TO ''
     AS $$
@@ -4090,7 +4168,7 @@ declare
 begin
   update public.inbox_item_leases set closed_at = now(), outcome = 'released'
    where item_id = p_item.id and closed_at is null returning wake_id into v_wake_id;
-  update public.agent_inbox_items
+  update dispatcher.agent_inbox_items
      set status = 'pending', attempt_count = greatest(attempt_count, 1) - 1, leased_at = null, leased_until = null,
          updated_at = now()
    where id = p_item.id;
@@ -4104,7 +4182,7 @@ begin
 end
 $$;
 
-COMMENT ON FUNCTION dispatcher.release_lease(p_item public.agent_inbox_items, p_reason text) IS 'Ends the lease of an item the caller holds: pending, attempt given back, its token void; a notification keeps who had it. Answers its wake.';
+COMMENT ON FUNCTION dispatcher.release_lease(p_item dispatcher.agent_inbox_items, p_reason text) IS 'Ends the lease of an item the caller holds: pending, attempt given back, its token void; a notification keeps who had it. Answers its wake.';
 
 CREATE FUNCTION dispatcher.release_stale_claims(p_tick dispatcher.tick, p_limit integer) RETURNS jsonb
     LANGUAGE plpgsql
@@ -4144,8 +4222,8 @@ declare
   v_items uuid[];
 begin
   select array_agg(held.id) into v_items from (
-    select item.id from public.agent_inbox_items as item
-     where item.agent_id = p_wake.agent_id and item.status = 'leased'
+    select item.id from dispatcher.agent_inbox_items as item
+     where item.agent_id = p_wake.agent_id and item.tenant_id = p_wake.tenant_id and item.status = 'leased'
        and (item.leased_at >= p_wake.claimed_at
             or exists (select from public.inbox_item_leases as lease where lease.item_id = item.id
             and lease.wake_id = p_wake.id and lease.closed_at is null))
@@ -4159,11 +4237,11 @@ begin
    where item_id in (select lease.item_id from public.inbox_item_leases as lease
                       where lease.item_id = any (v_items) and lease.closed_at is null for update skip locked);
   if not p_give_back then
-    dead := dispatcher.give_up_items(array(select item.id from public.agent_inbox_items as item
+    dead := dispatcher.give_up_items(array(select item.id from dispatcher.agent_inbox_items as item
                                             where item.id = any (v_items) and item.attempt_count >= item.max_attempts),
                                                 p_reason);
   end if;
-  update public.agent_inbox_items
+  update dispatcher.agent_inbox_items
      set status = 'pending', leased_at = null, leased_until = null, updated_at = now(),
          attempt_count = case when p_give_back then greatest(attempt_count, 1) - 1 else attempt_count end
    where id = any (v_items) and id <> all (dead);
@@ -4180,12 +4258,13 @@ declare
   v_count integer;
 begin
   with renewed as (
-    update public.agent_inbox_items as item
+    update dispatcher.agent_inbox_items as item
        set leased_until = now() + make_interval(secs => p_lease_seconds)
       from public.agent_wakes as wake
      where wake.id = any (p_wake_ids) and wake.instance_id = p_instance_id and wake.state in ('starting', 'running')
-       and item.id in (select held.id from public.agent_inbox_items as held
-                        where held.agent_id = wake.agent_id and held.status = 'leased'
+       and item.id in (select held.id from dispatcher.agent_inbox_items as held
+                        where held.agent_id = wake.agent_id and held.tenant_id = wake.tenant_id
+                          and held.status = 'leased'
                           and held.leased_at >= wake.claimed_at
                           and held.leased_until < now() + make_interval(secs => p_lease_seconds * 0.75)
                               for update skip locked)
@@ -4241,15 +4320,15 @@ CREATE FUNCTION dispatcher.requeue_items_of_agent(p_agent_id uuid, p_item_ids uu
 declare
   v_ids uuid[];
 begin
-  if (dispatcher.lock_wake_state(p_agent_id, (select tenant_id from public.agents where id = p_agent_id))).agent_id
+  if (dispatcher.lock_wake_state(p_agent_id, (select tenant_id from dispatcher.agents where id = p_agent_id))).agent_id
       is null then
     return '{}';
   end if;
   with requeued as (
-    update public.agent_inbox_items as item
+    update dispatcher.agent_inbox_items as item
        set status = 'pending', failed_at = null, leased_at = null, leased_until = null, updated_at = now(),
            attempt_count = case when item.attempt_count >= item.max_attempts then 0 else item.attempt_count end
-     where item.id in (select held.id from public.agent_inbox_items as held
+     where item.id in (select held.id from dispatcher.agent_inbox_items as held
                         where held.id = any (p_item_ids) and held.status in ('failed', 'dead_letter')
                             for update skip locked)
     returning item.id)
@@ -4743,11 +4822,11 @@ declare
   v_ids uuid[];
 begin
   with aside as (
-    update public.agent_inbox_items
+    update dispatcher.agent_inbox_items
        set status = case p_as when 'agent_stalled' then 'failed' else 'dead_letter' end::public.inbox_item_status,
            failed_at = now(), updated_at = now(),
            context = dispatcher.merge_inbox_context(context, jsonb_build_object('last_failure_reason', p_reason))
-     where id in (select item.id from public.agent_inbox_items as item
+     where id in (select item.id from dispatcher.agent_inbox_items as item
                    where item.id = any (p_item_ids) and item.status in ('pending', 'failed') for update skip locked)
     returning id)
   select array_agg(id) into v_ids from aside;
@@ -4981,15 +5060,15 @@ begin
   if exists (select from public.inbox_item_leases where wake_id = p_wake.id) then
     return '{}';
   end if;
-  update public.agent_inbox_items set attempt_count = attempt_count + 1, updated_at = now()
-   where id in (select item.id from public.agent_inbox_items as item where item.id = p_wake.item_ids[1]
+  update dispatcher.agent_inbox_items set attempt_count = attempt_count + 1, updated_at = now()
+   where id in (select item.id from dispatcher.agent_inbox_items as item where item.id = p_wake.item_ids[1]
        for update skip locked)
      and status in ('pending', 'failed') and attempt_count < max_attempts
   returning id, attempt_count, max_attempts into v_item;
   if v_item.attempt_count is null or v_item.attempt_count < v_item.max_attempts then
     return '{}';
   end if;
-  select slug, tenant_id into v_agent from public.agents where id = p_wake.agent_id;
+  select slug, tenant_id into v_agent from dispatcher.agents where id = p_wake.agent_id;
   perform dispatcher.notify_operator(
     v_agent.tenant_id, 'worker_lost', format('An item of agent %s was given up', v_agent.slug),
     format('%s daemon(s) were lost before its run could be seen to begin or end. `dispatcher inbox requeue %s` brings '
@@ -5007,8 +5086,8 @@ CREATE FUNCTION dispatcher.spent_items(p_sweeper dispatcher.claimant, p_limit in
     AS $$
 begin
   return query
-    select item.id, agent.id from public.agents as agent
-      join public.agent_inbox_items as item on item.agent_id = agent.id and item.tenant_id = agent.tenant_id
+    select item.id, agent.id from dispatcher.agents as agent
+      join dispatcher.agent_inbox_items as item on item.agent_id = agent.id and item.tenant_id = agent.tenant_id
      where agent.gateway_id = p_sweeper.gateway_id and agent.tenant_id = p_sweeper.tenant_id
        and item.status in ('pending', 'leased') and item.attempt_count >= item.max_attempts
        and (item.status = 'pending' or coalesce(item.leased_until, '-infinity') < now()
@@ -5057,8 +5136,8 @@ begin
     return '{}';
   end if;
   select array_agg(stale.id) into v_ids from (
-    select item.id from public.agents as agent
-      join public.agent_inbox_items as item on item.agent_id = agent.id and item.tenant_id = agent.tenant_id
+    select item.id from dispatcher.agents as agent
+      join dispatcher.agent_inbox_items as item on item.agent_id = agent.id and item.tenant_id = agent.tenant_id
       left join public.agent_resumptions as resumption on resumption.agent_id = agent.id
       left join public.inbox_item_marks as mark on mark.item_id = item.id
      where agent.gateway_id = p_sweeper.gateway_id and agent.tenant_id = p_sweeper.tenant_id
@@ -5080,9 +5159,9 @@ CREATE FUNCTION dispatcher.stamp_items(p_wake public.agent_wakes, p_started_at t
 begin
   -- A stamp is not worth a wait, nor the report that brings it: a row that somebody holds, or whose triggers raise,
   -- goes without.
-  update public.agent_inbox_items
+  update dispatcher.agent_inbox_items
      set last_wake_attempt_at = p_wake.claimed_at, last_wake_success_at = coalesce(p_started_at, last_wake_success_at)
-   where id in (select item.id from public.agent_inbox_items as item
+   where id in (select item.id from dispatcher.agent_inbox_items as item
                  where item.id = any (p_wake.item_ids)
                    and (item.last_wake_attempt_at is null or item.last_wake_attempt_at < p_wake.claimed_at
                         or (p_started_at is not null and item.last_wake_success_at is null
@@ -5431,7 +5510,7 @@ begin
   update public.agent_wake_state set chain_notified_at = now()
    where agent_id = p_agent_id and (chain_notified_at is null or chain_notified_at < now() - interval '1 hour');
   if found then
-    select slug into v_slug from public.agents where id = p_agent_id;
+    select slug into v_slug from dispatcher.agents where id = p_agent_id;
     perform dispatcher.notify_operator(
       p_sweeper.tenant_id, 'wake_chain_limit', format('Agent %s was stopped in a chain of wakes', v_slug),
       format('Agents woke each other %s times in a row; %s item(s) were set aside. `dispatcher inbox requeue --agent '
@@ -5454,7 +5533,7 @@ begin
   if coalesce(cardinality(p_item_ids), 0) = 0 then
     return;
   end if;
-  select slug, tenant_id into v_agent from public.agents where id = p_agent_id;
+  select slug, tenant_id into v_agent from dispatcher.agents where id = p_agent_id;
   perform dispatcher.notify_operator(
     v_agent.tenant_id, 'dead_letter', format('%s item(s) of agent %s were given up', cardinality(p_item_ids),
         v_agent.slug),
@@ -5479,8 +5558,8 @@ CREATE FUNCTION dispatcher.tell_escalation(p_item_id uuid, p_reason text) RETURN
            jsonb_build_object('inbox_item_id', item.id, 'task_id', item.task_id, 'event_type', item.event_type,
                'agent_slug', agent.slug),
            case when task.id is null then 'inbox_item' else 'task' end, coalesce(task.id, item.id))
-    from public.agent_inbox_items as item
-    join public.agents as agent on agent.id = item.agent_id
+    from dispatcher.agent_inbox_items as item
+    join dispatcher.agents as agent on agent.id = item.agent_id
     left join public.tasks as task on task.id = item.task_id and task.tenant_id = item.tenant_id
    where item.id = p_item_id
 $$;
@@ -5699,7 +5778,8 @@ CREATE FUNCTION dispatcher.unknown_agent(p_gateway_id uuid) RETURNS jsonb
     SET search_path TO ''
     AS $$
   select jsonb_build_object('code', 'unknown_agent', 'known',
-           coalesce((select jsonb_agg(slug order by slug) from public.agents where gateway_id = p_gateway_id), '[]'))
+           coalesce((select jsonb_agg(slug order by slug) from dispatcher.agents
+               where gateway_id = p_gateway_id), '[]'))
 $$;
 
 COMMENT ON FUNCTION dispatcher.unknown_agent(p_gateway_id uuid) IS 'The answer to an agent the gateway does not have: {code: unknown_agent, known: slugs}.';
@@ -5809,7 +5889,7 @@ CREATE FUNCTION dispatcher.waiting_groups(p_tenant_id uuid, p_estimates jsonb, p
             and route.workflow_type = queued.workflow_type
         left join public.agent_profiles as profile
           on profile.tenant_id = p_tenant_id and profile.agent_id = coalesce(queued.pinned_agent_id, route.agent_id)
-        left join public.agents as agent on agent.tenant_id = p_tenant_id
+        left join dispatcher.agents as agent on agent.tenant_id = p_tenant_id
             and agent.slug = coalesce(queued.pinned_agent_id, route.agent_id)
         cross join (select case when count(*) = 1 then (array_agg(id))[1] end as gateway_id
                       from public.gateways where tenant_id = p_tenant_id) as only_one
@@ -5827,17 +5907,19 @@ CREATE FUNCTION dispatcher.wake_blockers(p_item_id uuid) RETURNS jsonb
     AS $$
 begin
   return (
-    select jsonb_agg(left(target.title, 500) order by relation.created_at, target.title)
-      from public.agent_inbox_items as item
-      join public.task_relations as relation on relation.source_task_id = item.task_id
-          and relation.relation_type = 'blocked_by'
-      join public.tasks as target on target.id = relation.target_task_id
-     where item.id = p_item_id and item.event_type = 'task_assignment'
-       and target.status not in ('done', 'cancelled') and target.archived_at is null);
+    select jsonb_agg(blocker.title order by blocker.created_at, blocker.title)
+      from (select left(target.title, 500) as title, relation.created_at
+              from dispatcher.agent_inbox_items as item
+              join public.task_relations as relation on relation.source_task_id = item.task_id
+                  and relation.tenant_id = item.tenant_id and relation.relation_type = 'blocked_by'
+              join public.tasks as target on target.id = relation.target_task_id and target.tenant_id = item.tenant_id
+             where item.id = p_item_id and item.event_type = 'task_assignment'
+               and target.status not in ('done', 'cancelled') and target.archived_at is null
+             order by relation.created_at limit 100) as blocker);
 end
 $$;
 
-COMMENT ON FUNCTION dispatcher.wake_blockers(p_item_id uuid) IS 'Titles of the unresolved tasks that block the task of a task_assignment item; NULL when there are none.';
+COMMENT ON FUNCTION dispatcher.wake_blockers(p_item_id uuid) IS 'Titles of the unresolved tasks, at most 100, that block the task of a task_assignment item; NULL when there are none.';
 
 CREATE FUNCTION dispatcher.wake_chain_limit(p_settings public.dispatcher_settings) RETURNS integer
     LANGUAGE plpgsql IMMUTABLE
@@ -5947,12 +6029,14 @@ begin
            'path', p_wake.path, 'item_ids', to_jsonb(p_wake.item_ids), 'chain_depth', p_wake.chain_depth,
            'event_type', item.event_type, 'summary', left(item.summary, 2000), 'item_created_at',
                case when item.created_at between '1970-01-01Z' and now() + interval '1 day' then item.created_at end,
-           'model_override', item.context -> 'model_override', 'thinking_override', item.context -> 'thinking_override',
+           'model_override', dispatcher.bounded_value(item.context -> 'model_override'),
+           'thinking_override', dispatcher.bounded_value(item.context -> 'thinking_override'),
            'blockers', '[]'::jsonb, 'blockers_error', null)
     into v_grant
     from public.agents as agent
-    left join public.agent_inbox_items as item on item.id = p_wake.item_ids[1]
-   where agent.id = p_wake.agent_id;
+    left join public.agent_inbox_items as item
+      on item.id = p_wake.item_ids[1] and item.agent_id = agent.id and item.tenant_id = agent.tenant_id
+   where agent.id = p_wake.agent_id and agent.tenant_id = p_wake.tenant_id;
   if v_grant ->> 'event_type' = 'task_assignment' then
     begin
       v_blockers := dispatcher.wake_blockers(p_wake.item_ids[1]);
@@ -5978,20 +6062,21 @@ begin
     -- leases of ours,
     select exists (select from public.inbox_item_leases as lease
                     where lease.wake_id = p_wake.id and lease.outcome in ('done', 'failed', 'dead_letter', 'escalated'))
-      or exists (select from public.agent_inbox_items as item
-                  where item.agent_id = p_wake.agent_id and item.status = 'done'
+      or exists (select from dispatcher.agent_inbox_items as item
+                  where item.agent_id = p_wake.agent_id and item.tenant_id = p_wake.tenant_id and item.status = 'done'
                     and item.completed_at between p_wake.claimed_at and clock_timestamp()
                     and not exists (select from public.inbox_item_marks as mark
                                      where mark.item_id = item.id and mark.closed_by_user_at >= p_wake.claimed_at))
-      or exists (select from public.agent_inbox_items as item
-                  where item.agent_id = p_wake.agent_id and item.status in ('failed', 'dead_letter')
+      or exists (select from dispatcher.agent_inbox_items as item
+                  where item.agent_id = p_wake.agent_id and item.tenant_id = p_wake.tenant_id
+                    and item.status in ('failed', 'dead_letter')
                     and item.failed_at between p_wake.claimed_at and clock_timestamp()
                     and item.leased_at between p_wake.claimed_at and item.failed_at)
       -- or worked on a run,
       or dispatcher.wake_worked_on_a_run(p_wake.id)
       -- or there was nothing left to do: what it holds and did not close is left.
-      or not exists (select from public.agent_inbox_items as item
-                      where item.agent_id = p_wake.agent_id
+      or not exists (select from dispatcher.agent_inbox_items as item
+                      where item.agent_id = p_wake.agent_id and item.tenant_id = p_wake.tenant_id
                         and (item.status = 'leased' or (item.status in ('pending', 'failed')
                         and item.attempt_count < item.max_attempts)))
   );
@@ -6098,7 +6183,7 @@ begin
   insert into public.agent_wakes (tenant_id, agent_id, gateway_id, instance_id, path, state, ended_at, deadline_at)
   select agent.tenant_id, agent.id, agent.gateway_id, instance.id, 'event', 'spawn_failed', now(), now()
     from public.dispatcher_instances as instance
-    join public.agents as agent on agent.gateway_id = instance.gateway_id and agent.tenant_id = instance.tenant_id
+    join dispatcher.agents as agent on agent.gateway_id = instance.gateway_id and agent.tenant_id = instance.tenant_id
     join public.gateways as gateway on gateway.id = instance.gateway_id
     join public.tenants as tenant on tenant.id = instance.tenant_id
    limit 1 for key share of agent, instance, gateway, tenant skip locked;
@@ -6443,7 +6528,8 @@ begin
          case when jsonb_typeof(item.context -> 'thinking_override') = 'string'
              then nullif(left(item.context ->> 'thinking_override', 500), '') end,
          now() + make_interval(secs => (p_claimant.settings).agent_process_timeout + 15)
-    from public.agent_inbox_items as item where item.id = v_items[1]
+    from public.agent_inbox_items as item
+   where item.id = v_items[1] and item.agent_id = p_facts.agent_id and item.tenant_id = p_facts.tenant_id
   returning * into v_wake;
   update public.agent_wake_state
      set last_wake_id = v_wake.id, last_claimed_at = v_wake.claimed_at, waitlisted_at = null, waitlist_path = null,
@@ -6473,6 +6559,8 @@ begin
          pid = p_pid,
          pid_started_at = p_pid_started_at, started_at = coalesce(started_at, now())
    where id = p_wake_id and claim_token = p_claim_token and state in ('starting', 'running')
+     and gateway_id = (select instance.gateway_id from public.dispatcher_instances as instance
+                        where instance.id = p_instance_id)
   returning * into v_wake;
   perform dispatcher.stamp_items(v_wake, v_wake.started_at);
   if v_wake.id is null then
@@ -6757,8 +6845,8 @@ CREATE FUNCTION public.dispatcher_schema() RETURNS jsonb
     SET search_path TO ''
     AS $$
   select jsonb_build_object(
-    'revision', 40,
-    'fingerprint', 'ca182eac3ddf531cc48224e8c039d1d189a345d7d0a2a05bc4d0190bc6f6f040',
+    'revision', 41,
+    'fingerprint', '8b6f792e5f96f62835210e801f45b65f06ccd2fbac2219ef6034761fac6e0e57',
     'drift', coalesce(jsonb_agg(drift.kind || ' ' || drift.name || ' ' || drift.problem), '[]'))
   from (select * from dispatcher.schema_drift() limit 20) as drift
 $$;
@@ -6801,11 +6889,11 @@ begin
                     'claimed_at', wake.claimed_at, 'seconds',
                         round(extract(epoch from now() - dispatcher.known_time(wake.claimed_at))))
                             order by wake.claimed_at), '[]')
-                from public.agent_wakes as wake join public.agents as agent on agent.id = wake.agent_id
+                from public.agent_wakes as wake join dispatcher.agents as agent on agent.id = wake.agent_id
                where wake.gateway_id = v_gateway.id and wake.state in ('starting', 'running')),
     'waitlist', (select coalesce(jsonb_agg(jsonb_build_object('agent', agent.slug, 'since', state.waitlisted_at)
         order by state.waitlisted_at, state.waiting_since), '[]')
-                   from public.agent_wake_state as state join public.agents as agent on agent.id = state.agent_id
+                   from public.agent_wake_state as state join dispatcher.agents as agent on agent.id = state.agent_id
                   where agent.gateway_id = v_gateway.id and state.waitlisted_at is not null),
     'backlog', dispatcher.gateway_backlog(v_gateway.id),
     'agents', (select coalesce(jsonb_agg(jsonb_build_object('agent', agent.slug, 'status', agent.status, 'items',
@@ -6819,9 +6907,9 @@ begin
                     'budget', (select dispatcher.shown_row(jsonb_build_object('status', budget.status, 'limit_usd',
                         budget.monthly_limit_usd,
                                                                 'spend_usd', budget.current_period_spend_usd))
-                                 from public.agent_budgets as budget where budget.agent_id = agent.id))
+                                 from dispatcher.agent_budgets as budget where budget.agent_id = agent.id))
                                      order by agent.slug), '[]')
-                 from public.agents as agent
+                 from dispatcher.agents as agent
                  left join public.agent_wake_state as state on state.agent_id = agent.id
                  cross join lateral (select count(*) as items from dispatcher.inbox_due as due
                      where due.agent_id = agent.id and due.tenant_id = agent.tenant_id) as work
@@ -6905,7 +6993,7 @@ begin
   if v_gateway_id is null then
     return dispatcher.unknown_gateway(p_tenant_id);
   end if;
-  select count(*) into v_found from public.agent_inbox_items as item
+  select count(*) into v_found from dispatcher.agent_inbox_items as item
    where item.id = any (p_item_ids) and item.agent_id = any (v_agents) and item.tenant_id = p_tenant_id
      and item.status in ('pending', 'failed');
   v_ids := dispatcher.expire_items(v_agents, p_item_ids, dispatcher.clean_inbox_reason(coalesce(p_reason,
@@ -6949,12 +7037,12 @@ CREATE FUNCTION public.finish_workflow_notifications(p_instance_id uuid, p_resul
     AS $$
 declare
   v_count integer;
+  v_instance constant public.dispatcher_instances := dispatcher.running_instance(p_instance_id);
 begin
-  perform dispatcher.running_instance(p_instance_id);
   if jsonb_typeof(p_results) is distinct from 'array' then
     raise exception 'p_results must be an array of {id, claim_token, sent, error}' using errcode = 'OD002';
   end if;
-  select coalesce(sum(dispatcher.finish_notification(result.value)), 0) into v_count
+  select coalesce(sum(dispatcher.finish_notification(result.value, v_instance.tenant_id)), 0) into v_count
       from jsonb_array_elements(p_results) as result;
   return jsonb_build_object('finished', v_count);
 end
@@ -7045,7 +7133,7 @@ begin
                           where due.tenant_id = p_tenant_id and due.agent_id = v_agent_id
                             and due.due_at <= clock_timestamp()),
     'by_status', (select coalesce(jsonb_object_agg(counted.status, counted.amount), '{}'::jsonb)
-                    from (select item.status, count(*) as amount from public.agent_inbox_items as item
+                    from (select item.status, count(*) as amount from dispatcher.agent_inbox_items as item
                            where item.tenant_id = p_tenant_id and item.agent_id = v_agent_id
                              and item.status in ('pending', 'failed', 'leased')
                            group by item.status) as counted),
@@ -7057,7 +7145,7 @@ begin
                                'due_at', dispatcher.finite_time(greatest(due.due_at, due.created_at)),
                                'leased_until', dispatcher.finite_time(item.leased_until),
                                'created_at', dispatcher.finite_time(item.created_at)) as entry
-                        from public.agent_inbox_items as item
+                        from dispatcher.agent_inbox_items as item
                         left join dispatcher.inbox_due as due on due.id = item.id
                        where item.tenant_id = p_tenant_id and item.agent_id = v_agent_id
                          and item.status in ('pending', 'failed', 'leased')
@@ -7149,14 +7237,12 @@ CREATE FUNCTION public.list_inbox_items(p_tenant_id uuid, p_gateway text, p_agen
     SET search_path TO ''
     AS $$
 declare
-  v_gateway_id uuid;
+  v_gateway_id constant uuid := dispatcher.find_gateway(p_tenant_id, p_gateway);
+  v_agents constant uuid[] := array(select dispatcher.agents_of_operator(p_tenant_id, v_gateway_id, p_agent));
 begin
-  v_gateway_id := dispatcher.find_gateway(p_tenant_id, p_gateway);
   if v_gateway_id is null then
     return dispatcher.unknown_gateway(p_tenant_id);
-  end if;
-  if p_agent is not null and not exists (select from public.agents where gateway_id = v_gateway_id
-      and (slug = p_agent or id::text = p_agent)) then
+  elsif p_agent is not null and cardinality(v_agents) = 0 then
     return dispatcher.unknown_agent(v_gateway_id);
   end if;
   return jsonb_build_object('code', 'ok', 'items', coalesce((
@@ -7164,11 +7250,10 @@ begin
       from (select item.id, agent.slug as agent, item.event_type, item.status, item.attempt_count, item.max_attempts,
           item.created_at,
                    item.leased_until, left(item.summary, 200) as summary,
-                       item.context ->> 'last_failure_reason' as last_failure_reason
-              from public.agents as agent join public.agent_inbox_items as item on item.agent_id = agent.id
-                  and item.tenant_id = agent.tenant_id
-             where agent.gateway_id = v_gateway_id and (p_agent is null or agent.slug = p_agent
-               or agent.id::text = p_agent)
+                       left(item.context ->> 'last_failure_reason', 500) as last_failure_reason
+              from dispatcher.agent_inbox_items as item
+              join dispatcher.agents as agent on agent.id = item.agent_id
+             where item.tenant_id = p_tenant_id and item.agent_id = any (v_agents)
                and (p_status is null or item.status::text = p_status)
              order by item.created_at desc limit least(greatest(coalesce(p_limit, 50), 1), 1000)) as listed), '[]'));
 end
@@ -7187,20 +7272,20 @@ begin
   if v_gateway_id is null then
     return dispatcher.unknown_gateway(p_tenant_id);
   end if;
-  if p_agent is not null and not exists (select from public.agents where gateway_id = v_gateway_id
+  if p_agent is not null and not exists (select from dispatcher.agents where gateway_id = v_gateway_id
       and (slug = p_agent or id::text = p_agent)) then
     return dispatcher.unknown_agent(v_gateway_id);
   end if;
   return jsonb_build_object('code', 'ok', 'wakes', coalesce((
     with listed as (
       select wake.*, agent.slug
-        from public.agent_wakes as wake join public.agents as agent on agent.id = wake.agent_id
+        from public.agent_wakes as wake join dispatcher.agents as agent on agent.id = wake.agent_id
        where wake.gateway_id = v_gateway_id and (p_agent is null or agent.slug = p_agent or agent.id::text = p_agent)
        order by wake.ended_at is null desc, wake.claimed_at desc limit least(greatest(coalesce(p_limit, 50), 1), 1000)
     ), costs as (
       -- One join for all of them: usage has no index by agent, and must not be read once per wake.
       select listed.id, sum(usage.cost_total_usd) as cost_usd
-        from listed join public.agent_usage as usage
+        from listed join dispatcher.agent_usage as usage
           on usage.agent_id = listed.agent_id
               and usage.occurred_at between listed.started_at and coalesce(listed.ended_at, now())
        group by listed.id
@@ -7255,7 +7340,7 @@ begin
                'workspace_slug', (select slug from public.workspace where tenant_id = run.tenant_id limit 1))
                order by run.last_heartbeat_at), '[]')
         from public.workflow_runs as run
-        join public.agents as agent on agent.tenant_id = run.tenant_id and agent.slug = run.owner_agent_id
+        join dispatcher.agents as agent on agent.tenant_id = run.tenant_id and agent.slug = run.owner_agent_id
          and agent.gateway_id = v_tick.gateway_id
        where run.tenant_id = v_tick.tenant_id and run.status = 'running'
          and dispatcher.is_suspect(run, v_tick.settings)));
@@ -7392,16 +7477,16 @@ CREATE FUNCTION public.release_inbox_item(p_tenant_id uuid, p_gateway text, p_it
 declare
   v_gateway_id constant uuid := dispatcher.find_gateway(p_tenant_id, p_gateway);
   v_agents constant uuid[] := array(select dispatcher.agents_of_operator(p_tenant_id, v_gateway_id, null));
-  v_item public.agent_inbox_items;
+  v_item dispatcher.agent_inbox_items;
 begin
   if v_gateway_id is null then
     return dispatcher.unknown_gateway(p_tenant_id);
   end if;
-  select * into v_item from public.agent_inbox_items
+  select * into v_item from dispatcher.agent_inbox_items
    where id = p_item_id and tenant_id = p_tenant_id and agent_id = any (v_agents) for update skip locked;
   if v_item.id is null then
     return jsonb_build_object('applied', false, 'code', case when exists (
-      select from public.agent_inbox_items where id = p_item_id and tenant_id = p_tenant_id
+      select from dispatcher.agent_inbox_items where id = p_item_id and tenant_id = p_tenant_id
           and agent_id = any (v_agents)) then 'busy' else 'not_found' end);
   elsif v_item.status <> 'leased' then
     return jsonb_build_object('applied', false, 'code', 'not_leased', 'status', v_item.status);
@@ -7469,18 +7554,19 @@ declare
   v_results jsonb := '[]';
   v_claims jsonb := '[]';
   v_claims_busy boolean := false;
+  v_instance public.dispatcher_instances;
 begin
   if jsonb_typeof(p_reports) is distinct from 'array' then
     raise exception 'p_reports must be an array of {report, wake_id, claim_token}' using errcode = 'OD002';
   end if;
-  perform dispatcher.running_instance(p_instance_id);
+  v_instance := dispatcher.running_instance(p_instance_id);
   perform set_config('lock_timeout', '100ms', true);
   for v_report in select value from jsonb_array_elements(p_reports) loop
     -- The end of a wake does not overtake its start: what was busy once in this call stays so.
     if v_report ->> 'wake_id' = any (v_busy) then
       v_answer := jsonb_build_object('wake_id', v_report ->> 'wake_id', 'applied', false, 'code', 'busy');
     else
-      v_answer := dispatcher.apply_report(v_report);
+      v_answer := dispatcher.apply_report(v_report, v_instance.gateway_id);
     end if;
     if v_answer ->> 'code' = 'busy' then
       v_busy := v_busy || (v_report ->> 'wake_id');
@@ -7541,11 +7627,11 @@ begin
   if v_gateway_id is null then
     return dispatcher.unknown_gateway(p_tenant_id);
   end if;
-  select id, slug into v_agent from public.agents where tenant_id = p_tenant_id and gateway_id = v_gateway_id
+  select id, slug into v_agent from dispatcher.agents where tenant_id = p_tenant_id and gateway_id = v_gateway_id
       and (slug = p_agent or id::text = p_agent);
   if v_agent is null then
     return jsonb_build_object('code', 'unknown_agent', 'known',
-      coalesce((select jsonb_agg(slug order by slug) from public.agents where tenant_id = p_tenant_id
+      coalesce((select jsonb_agg(slug order by slug) from dispatcher.agents where tenant_id = p_tenant_id
           and gateway_id = v_gateway_id), '[]'));
   end if;
   v_settings := dispatcher.settings_of_gateway(v_gateway_id, p_settings);
@@ -7891,7 +7977,110 @@ $$;
 
 COMMENT ON FUNCTION public.workflow_stats(p_tenant_id uuid) IS 'Runs by status and by type with their routes and the budgets that held them at the last tick, runs without a route, the last day, notifications, and the last tick.';
 
-CREATE VIEW dispatcher.inbox_due WITH (security_invoker='true') AS
+CREATE TABLE public.agent_budgets (
+    agent_id uuid NOT NULL,
+    tenant_id uuid DEFAULT '00000000-0000-0000-0000-000000000000'::uuid NOT NULL,
+    monthly_limit_usd numeric(12,2),
+    soft_threshold_pct integer DEFAULT 80 NOT NULL,
+    hard_cutoff boolean DEFAULT true NOT NULL,
+    period_anchor_tz text DEFAULT 'UTC'::text NOT NULL,
+    current_period_start date DEFAULT (date_trunc('month'::text, now()))::date NOT NULL,
+    current_period_spend_usd numeric(12,6) DEFAULT 0 NOT NULL,
+    current_period_tokens bigint DEFAULT 0 NOT NULL,
+    current_period_metered_calls integer DEFAULT 0 NOT NULL,
+    current_period_unmetered_calls integer DEFAULT 0 NOT NULL,
+    status public.budget_status DEFAULT 'ok'::public.budget_status NOT NULL,
+    warned_at timestamp with time zone,
+    exceeded_at timestamp with time zone,
+    last_usage_at timestamp with time zone,
+    meta jsonb DEFAULT '{}'::jsonb NOT NULL,
+    created_at timestamp with time zone DEFAULT now() NOT NULL,
+    updated_at timestamp with time zone DEFAULT now() NOT NULL
+);
+
+COMMENT ON TABLE public.agent_budgets IS 'What an agent may spend in a month, what it has spent, and whether that ends its wakes.';
+
+CREATE VIEW dispatcher.agent_budgets WITH (security_invoker='true') AS
+ SELECT agent_id,
+    tenant_id,
+    status,
+    hard_cutoff,
+    monthly_limit_usd,
+    period_anchor_tz,
+    current_period_start,
+    current_period_spend_usd
+   FROM public.agent_budgets budget
+  WHERE (EXISTS ( SELECT
+           FROM public.agents agent
+          WHERE ((agent.id = budget.agent_id) AND (agent.tenant_id = budget.tenant_id))));
+
+COMMENT ON VIEW dispatcher.agent_budgets IS 'Budgets whose agent is of their own tenant.';
+
+CREATE TABLE public.agent_usage (
+    id uuid DEFAULT gen_random_uuid() NOT NULL,
+    tenant_id uuid DEFAULT '00000000-0000-0000-0000-000000000000'::uuid NOT NULL,
+    agent_id uuid,
+    gateway_id uuid,
+    session_id text,
+    run_id text NOT NULL,
+    provider text NOT NULL,
+    model text NOT NULL,
+    input_tokens bigint DEFAULT 0 NOT NULL,
+    output_tokens bigint DEFAULT 0 NOT NULL,
+    cache_read_tokens bigint DEFAULT 0 NOT NULL,
+    cache_write_tokens bigint DEFAULT 0 NOT NULL,
+    cost_input_usd numeric(12,6),
+    cost_output_usd numeric(12,6),
+    cost_total_usd numeric(12,6),
+    occurred_at timestamp with time zone NOT NULL,
+    created_at timestamp with time zone DEFAULT now() NOT NULL,
+    updated_at timestamp with time zone DEFAULT now() NOT NULL
+);
+
+COMMENT ON TABLE public.agent_usage IS 'What each run of an agent has used, as the gateway reports it.';
+
+CREATE VIEW dispatcher.agent_usage WITH (security_invoker='true') AS
+ SELECT agent_id,
+    tenant_id,
+    occurred_at,
+    cost_total_usd
+   FROM public.agent_usage usage
+  WHERE (EXISTS ( SELECT
+           FROM public.agents agent
+          WHERE ((agent.id = usage.agent_id) AND (agent.tenant_id = usage.tenant_id))));
+
+COMMENT ON VIEW dispatcher.agent_usage IS 'Usage whose agent is of its own tenant.';
+
+CREATE TABLE public.gateways (
+    id uuid DEFAULT gen_random_uuid() NOT NULL,
+    tenant_id uuid DEFAULT '00000000-0000-0000-0000-000000000000'::uuid NOT NULL,
+    slug text NOT NULL,
+    label text NOT NULL,
+    status public.gateway_status DEFAULT 'ready'::public.gateway_status NOT NULL,
+    last_seen_at timestamp with time zone,
+    last_heartbeat_at timestamp with time zone,
+    meta jsonb DEFAULT '{}'::jsonb NOT NULL,
+    created_at timestamp with time zone DEFAULT now() NOT NULL,
+    updated_at timestamp with time zone DEFAULT now() NOT NULL
+);
+
+COMMENT ON TABLE public.gateways IS 'OpenClaw gateways: the machines on which agents run. A daemon serves one of them.';
+
+CREATE VIEW dispatcher.agents WITH (security_invoker='true') AS
+ SELECT id,
+    tenant_id,
+    gateway_id,
+    slug,
+    name,
+    status
+   FROM public.agents agent
+  WHERE ((gateway_id IS NULL) OR (EXISTS ( SELECT
+           FROM public.gateways gateway
+          WHERE ((gateway.id = agent.gateway_id) AND (gateway.tenant_id = agent.tenant_id)))));
+
+COMMENT ON VIEW dispatcher.agents IS 'Agents, but none that stands on a gateway of another tenant.';
+
+CREATE VIEW dispatcher.inbox_due_of_pair WITH (security_invoker='true') AS
  SELECT item.id,
     item.tenant_id,
     item.agent_id,
@@ -7920,6 +8109,27 @@ CREATE VIEW dispatcher.inbox_due WITH (security_invoker='true') AS
    FROM (public.agent_inbox_items item
      LEFT JOIN public.inbox_item_origins origin ON ((origin.item_id = item.id)))
   WHERE ((item.status = ANY (ARRAY['pending'::public.inbox_item_status, 'failed'::public.inbox_item_status, 'leased'::public.inbox_item_status])) AND (item.attempt_count < item.max_attempts));
+
+COMMENT ON VIEW dispatcher.inbox_due_of_pair IS 'inbox_due before anybody looked whose agent an item names: for the hot path alone, which reads it by the agent and the tenant of one row of agents.';
+
+CREATE VIEW dispatcher.inbox_due WITH (security_invoker='true') AS
+ SELECT id,
+    tenant_id,
+    agent_id,
+    created_at,
+    status,
+    event_type,
+    summary,
+    context,
+    task_id,
+    attempt_count,
+    max_attempts,
+    chain_depth,
+    due_at
+   FROM dispatcher.inbox_due_of_pair due
+  WHERE (EXISTS ( SELECT
+           FROM public.agents agent
+          WHERE ((agent.id = due.agent_id) AND (agent.tenant_id = due.tenant_id))));
 
 COMMENT ON VIEW dispatcher.inbox_due IS 'Open items with attempts left and when each may be worked on (due_at): pending at once, failed after its retry delay, leased when its lease ends.';
 
@@ -7994,29 +8204,6 @@ CREATE VIEW dispatcher.taken_wakes WITH (security_invoker='true') AS
 
 COMMENT ON VIEW dispatcher.taken_wakes IS 'Live wakes whose run was ended or taken away from outside: their processes are to be stopped. A run that its own agent ended is none.';
 
-CREATE TABLE public.agent_budgets (
-    agent_id uuid NOT NULL,
-    tenant_id uuid DEFAULT '00000000-0000-0000-0000-000000000000'::uuid NOT NULL,
-    monthly_limit_usd numeric(12,2),
-    soft_threshold_pct integer DEFAULT 80 NOT NULL,
-    hard_cutoff boolean DEFAULT true NOT NULL,
-    period_anchor_tz text DEFAULT 'UTC'::text NOT NULL,
-    current_period_start date DEFAULT (date_trunc('month'::text, now()))::date NOT NULL,
-    current_period_spend_usd numeric(12,6) DEFAULT 0 NOT NULL,
-    current_period_tokens bigint DEFAULT 0 NOT NULL,
-    current_period_metered_calls integer DEFAULT 0 NOT NULL,
-    current_period_unmetered_calls integer DEFAULT 0 NOT NULL,
-    status public.budget_status DEFAULT 'ok'::public.budget_status NOT NULL,
-    warned_at timestamp with time zone,
-    exceeded_at timestamp with time zone,
-    last_usage_at timestamp with time zone,
-    meta jsonb DEFAULT '{}'::jsonb NOT NULL,
-    created_at timestamp with time zone DEFAULT now() NOT NULL,
-    updated_at timestamp with time zone DEFAULT now() NOT NULL
-);
-
-COMMENT ON TABLE public.agent_budgets IS 'What an agent may spend in a month, what it has spent, and whether that ends its wakes.';
-
 CREATE TABLE public.agent_profiles (
     tenant_id uuid DEFAULT '00000000-0000-0000-0000-000000000000'::uuid NOT NULL,
     agent_id text NOT NULL,
@@ -8038,52 +8225,6 @@ CREATE TABLE public.agent_resumptions (
 );
 
 COMMENT ON TABLE public.agent_resumptions IS 'When an agent was last taken out of pause or hibernation: its waiting items grow stale from then on. Written by whoever changes the agent.';
-
-CREATE TABLE public.agent_usage (
-    id uuid DEFAULT gen_random_uuid() NOT NULL,
-    tenant_id uuid DEFAULT '00000000-0000-0000-0000-000000000000'::uuid NOT NULL,
-    agent_id uuid,
-    gateway_id uuid,
-    session_id text,
-    run_id text NOT NULL,
-    provider text NOT NULL,
-    model text NOT NULL,
-    input_tokens bigint DEFAULT 0 NOT NULL,
-    output_tokens bigint DEFAULT 0 NOT NULL,
-    cache_read_tokens bigint DEFAULT 0 NOT NULL,
-    cache_write_tokens bigint DEFAULT 0 NOT NULL,
-    cost_input_usd numeric(12,6),
-    cost_output_usd numeric(12,6),
-    cost_total_usd numeric(12,6),
-    occurred_at timestamp with time zone NOT NULL,
-    created_at timestamp with time zone DEFAULT now() NOT NULL,
-    updated_at timestamp with time zone DEFAULT now() NOT NULL
-);
-
-COMMENT ON TABLE public.agent_usage IS 'What each run of an agent has used, as the gateway reports it.';
-
-CREATE TABLE public.agents (
-    id uuid DEFAULT gen_random_uuid() NOT NULL,
-    tenant_id uuid DEFAULT '00000000-0000-0000-0000-000000000000'::uuid NOT NULL,
-    gateway_id uuid,
-    name text NOT NULL,
-    slug text NOT NULL,
-    description text,
-    status public.agent_status DEFAULT 'ready'::public.agent_status NOT NULL,
-    last_seen_at timestamp with time zone,
-    last_heartbeat_at timestamp with time zone,
-    model text,
-    thinking text,
-    reports_to_id uuid,
-    domains text[] DEFAULT '{}'::text[] NOT NULL,
-    capabilities text[],
-    config jsonb DEFAULT '{}'::jsonb NOT NULL,
-    meta jsonb DEFAULT '{}'::jsonb NOT NULL,
-    created_at timestamp with time zone DEFAULT now() NOT NULL,
-    updated_at timestamp with time zone DEFAULT now() NOT NULL
-);
-
-COMMENT ON TABLE public.agents IS 'The agents, each on a gateway, with the status that says whether it may be woken.';
 
 CREATE TABLE public.workflow_audit_log (
     id bigint NOT NULL,
@@ -8206,21 +8347,6 @@ CREATE TABLE public.dispatcher_gateways (
 );
 
 COMMENT ON TABLE public.dispatcher_gateways IS 'One row per gateway that a dispatcher serves. Claims lock it, which is what makes the cap of live wakes exact.';
-
-CREATE TABLE public.gateways (
-    id uuid DEFAULT gen_random_uuid() NOT NULL,
-    tenant_id uuid DEFAULT '00000000-0000-0000-0000-000000000000'::uuid NOT NULL,
-    slug text NOT NULL,
-    label text NOT NULL,
-    status public.gateway_status DEFAULT 'ready'::public.gateway_status NOT NULL,
-    last_seen_at timestamp with time zone,
-    last_heartbeat_at timestamp with time zone,
-    meta jsonb DEFAULT '{}'::jsonb NOT NULL,
-    created_at timestamp with time zone DEFAULT now() NOT NULL,
-    updated_at timestamp with time zone DEFAULT now() NOT NULL
-);
-
-COMMENT ON TABLE public.gateways IS 'OpenClaw gateways: the machines on which agents run. A daemon serves one of them.';
 
 CREATE TABLE public.inbox_item_leases (
     item_id uuid NOT NULL,
@@ -8552,15 +8678,15 @@ ALTER TABLE ONLY public.workspace
 ALTER TABLE ONLY public.workspace
     ADD CONSTRAINT workspace_tenant_id_key UNIQUE (tenant_id);
 
-CREATE INDEX agent_inbox_items_completed ON public.agent_inbox_items USING btree (agent_id, completed_at) WHERE (completed_at IS NOT NULL);
+CREATE INDEX agent_inbox_items_done_of ON public.agent_inbox_items USING btree (agent_id, tenant_id, completed_at) WHERE (completed_at IS NOT NULL);
 
-CREATE INDEX agent_inbox_items_failed ON public.agent_inbox_items USING btree (agent_id, failed_at) WHERE (status = ANY (ARRAY['failed'::public.inbox_item_status, 'dead_letter'::public.inbox_item_status]));
+CREATE INDEX agent_inbox_items_failed_of ON public.agent_inbox_items USING btree (agent_id, tenant_id, failed_at) WHERE (status = ANY (ARRAY['failed'::public.inbox_item_status, 'dead_letter'::public.inbox_item_status]));
 
-CREATE INDEX agent_inbox_items_leased ON public.agent_inbox_items USING btree (agent_id, leased_until) WHERE (status = 'leased'::public.inbox_item_status);
+CREATE INDEX agent_inbox_items_leased_of ON public.agent_inbox_items USING btree (agent_id, tenant_id, leased_until) WHERE (status = 'leased'::public.inbox_item_status);
 
-CREATE INDEX agent_inbox_items_open ON public.agent_inbox_items USING btree (agent_id, created_at) WHERE ((status = ANY (ARRAY['pending'::public.inbox_item_status, 'failed'::public.inbox_item_status, 'leased'::public.inbox_item_status])) AND (attempt_count < max_attempts));
+CREATE INDEX agent_inbox_items_open_of ON public.agent_inbox_items USING btree (agent_id, tenant_id, created_at) WHERE ((status = ANY (ARRAY['pending'::public.inbox_item_status, 'failed'::public.inbox_item_status, 'leased'::public.inbox_item_status])) AND (attempt_count < max_attempts));
 
-CREATE INDEX agent_inbox_items_spent ON public.agent_inbox_items USING btree (agent_id) WHERE ((status = ANY (ARRAY['pending'::public.inbox_item_status, 'leased'::public.inbox_item_status])) AND (attempt_count >= max_attempts));
+CREATE INDEX agent_inbox_items_spent_of ON public.agent_inbox_items USING btree (agent_id, tenant_id) WHERE ((status = ANY (ARRAY['pending'::public.inbox_item_status, 'leased'::public.inbox_item_status])) AND (attempt_count >= max_attempts));
 
 CREATE INDEX agent_profiles_by_department ON public.agent_profiles USING btree (tenant_id, department_id) WHERE (department_id IS NOT NULL);
 
@@ -9020,8 +9146,8 @@ GRANT ALL ON FUNCTION dispatcher.agents_to_settle(p_sweeper dispatcher.claimant,
 REVOKE ALL ON FUNCTION dispatcher.agents_with_work(p_sweeper dispatcher.claimant, p_after uuid, p_limit integer) FROM PUBLIC;
 GRANT ALL ON FUNCTION dispatcher.agents_with_work(p_sweeper dispatcher.claimant, p_after uuid, p_limit integer) TO service_role;
 
-REVOKE ALL ON FUNCTION dispatcher.apply_report(p_report jsonb) FROM PUBLIC;
-GRANT ALL ON FUNCTION dispatcher.apply_report(p_report jsonb) TO service_role;
+REVOKE ALL ON FUNCTION dispatcher.apply_report(p_report jsonb, p_gateway_id uuid) FROM PUBLIC;
+GRANT ALL ON FUNCTION dispatcher.apply_report(p_report jsonb, p_gateway_id uuid) TO service_role;
 
 REVOKE ALL ON FUNCTION dispatcher.audit_workflow_action(p_tenant_id uuid, p_actor text, p_action text, p_target text, p_before jsonb, p_after jsonb, p_allowed boolean) FROM PUBLIC;
 GRANT ALL ON FUNCTION dispatcher.audit_workflow_action(p_tenant_id uuid, p_actor text, p_action text, p_target text, p_before jsonb, p_after jsonb, p_allowed boolean) TO service_role;
@@ -9040,6 +9166,9 @@ GRANT SELECT ON TABLE public.workflow_runs TO authenticated;
 
 REVOKE ALL ON FUNCTION dispatcher.book_workflow_usage(p_run public.workflow_runs, p_usage jsonb) FROM PUBLIC;
 GRANT ALL ON FUNCTION dispatcher.book_workflow_usage(p_run public.workflow_runs, p_usage jsonb) TO service_role;
+
+REVOKE ALL ON FUNCTION dispatcher.bounded_value(p_value jsonb) FROM PUBLIC;
+GRANT ALL ON FUNCTION dispatcher.bounded_value(p_value jsonb) TO service_role;
 
 REVOKE ALL ON FUNCTION dispatcher.broadcast_budget_event(p_tenant_id uuid, p_frame jsonb) FROM PUBLIC;
 GRANT ALL ON FUNCTION dispatcher.broadcast_budget_event(p_tenant_id uuid, p_frame jsonb) TO service_role;
@@ -9197,8 +9326,8 @@ GRANT ALL ON FUNCTION dispatcher.find_posted_item(p_tenant_id uuid, p_sender_id 
 REVOKE ALL ON FUNCTION dispatcher.find_sender_wake(p_agent_id uuid, p_wake_id uuid) FROM PUBLIC;
 GRANT ALL ON FUNCTION dispatcher.find_sender_wake(p_agent_id uuid, p_wake_id uuid) TO service_role;
 
-REVOKE ALL ON FUNCTION dispatcher.finish_notification(p_result jsonb) FROM PUBLIC;
-GRANT ALL ON FUNCTION dispatcher.finish_notification(p_result jsonb) TO service_role;
+REVOKE ALL ON FUNCTION dispatcher.finish_notification(p_result jsonb, p_tenant_id uuid) FROM PUBLIC;
+GRANT ALL ON FUNCTION dispatcher.finish_notification(p_result jsonb, p_tenant_id uuid) TO service_role;
 
 REVOKE ALL ON FUNCTION dispatcher.finish_workflow_run(p_tenant_id uuid, p_run_id uuid, p_session text, p_claim_token uuid, p_status text, p_output jsonb, p_error text, p_usage jsonb) FROM PUBLIC;
 GRANT ALL ON FUNCTION dispatcher.finish_workflow_run(p_tenant_id uuid, p_run_id uuid, p_session text, p_claim_token uuid, p_status text, p_output jsonb, p_error text, p_usage jsonb) TO service_role;
@@ -9311,8 +9440,13 @@ GRANT ALL ON FUNCTION dispatcher.invalid(p_faults text[]) TO service_role;
 GRANT ALL ON TABLE public.agent_inbox_items TO service_role;
 GRANT SELECT,INSERT,DELETE,UPDATE ON TABLE public.agent_inbox_items TO authenticated;
 
-REVOKE ALL ON FUNCTION dispatcher.is_given_up(p_item public.agent_inbox_items) FROM PUBLIC;
-GRANT ALL ON FUNCTION dispatcher.is_given_up(p_item public.agent_inbox_items) TO service_role;
+GRANT ALL ON TABLE public.agents TO service_role;
+GRANT SELECT ON TABLE public.agents TO authenticated;
+
+GRANT SELECT,UPDATE ON TABLE dispatcher.agent_inbox_items TO service_role;
+
+REVOKE ALL ON FUNCTION dispatcher.is_given_up(p_item dispatcher.agent_inbox_items) FROM PUBLIC;
+GRANT ALL ON FUNCTION dispatcher.is_given_up(p_item dispatcher.agent_inbox_items) TO service_role;
 
 REVOKE ALL ON FUNCTION dispatcher.is_in_budget_scope(p_scope text, p_scope_id text, p_agent_id text, p_department_id text, p_workflow_type text) FROM PUBLIC;
 GRANT ALL ON FUNCTION dispatcher.is_in_budget_scope(p_scope text, p_scope_id text, p_agent_id text, p_department_id text, p_workflow_type text) TO service_role;
@@ -9571,8 +9705,8 @@ GRANT ALL ON FUNCTION dispatcher.refuse_workflow_event_change() TO service_role;
 REVOKE ALL ON FUNCTION dispatcher.release_forgotten_leases(p_sweeper dispatcher.claimant, p_limit integer) FROM PUBLIC;
 GRANT ALL ON FUNCTION dispatcher.release_forgotten_leases(p_sweeper dispatcher.claimant, p_limit integer) TO service_role;
 
-REVOKE ALL ON FUNCTION dispatcher.release_lease(p_item public.agent_inbox_items, p_reason text) FROM PUBLIC;
-GRANT ALL ON FUNCTION dispatcher.release_lease(p_item public.agent_inbox_items, p_reason text) TO service_role;
+REVOKE ALL ON FUNCTION dispatcher.release_lease(p_item dispatcher.agent_inbox_items, p_reason text) FROM PUBLIC;
+GRANT ALL ON FUNCTION dispatcher.release_lease(p_item dispatcher.agent_inbox_items, p_reason text) TO service_role;
 
 REVOKE ALL ON FUNCTION dispatcher.release_stale_claims(p_tick dispatcher.tick, p_limit integer) FROM PUBLIC;
 GRANT ALL ON FUNCTION dispatcher.release_stale_claims(p_tick dispatcher.tick, p_limit integer) TO service_role;
@@ -10052,6 +10186,23 @@ GRANT ALL ON FUNCTION public.sweep_inbox(p_instance_id uuid, p_phase text, p_cur
 REVOKE ALL ON FUNCTION public.workflow_stats(p_tenant_id uuid) FROM PUBLIC;
 GRANT ALL ON FUNCTION public.workflow_stats(p_tenant_id uuid) TO service_role;
 
+GRANT ALL ON TABLE public.agent_budgets TO service_role;
+GRANT SELECT ON TABLE public.agent_budgets TO authenticated;
+
+GRANT SELECT,UPDATE ON TABLE dispatcher.agent_budgets TO service_role;
+
+GRANT ALL ON TABLE public.agent_usage TO service_role;
+GRANT SELECT ON TABLE public.agent_usage TO authenticated;
+
+GRANT SELECT,UPDATE ON TABLE dispatcher.agent_usage TO service_role;
+
+GRANT ALL ON TABLE public.gateways TO service_role;
+GRANT SELECT ON TABLE public.gateways TO authenticated;
+
+GRANT SELECT,UPDATE ON TABLE dispatcher.agents TO service_role;
+
+GRANT SELECT ON TABLE dispatcher.inbox_due_of_pair TO service_role;
+
 GRANT SELECT ON TABLE dispatcher.inbox_due TO service_role;
 
 GRANT SELECT ON TABLE dispatcher.made_objects TO service_role;
@@ -10064,19 +10215,10 @@ GRANT ALL ON TABLE public.workflow_claims TO service_role;
 
 GRANT SELECT ON TABLE dispatcher.taken_wakes TO service_role;
 
-GRANT ALL ON TABLE public.agent_budgets TO service_role;
-GRANT SELECT ON TABLE public.agent_budgets TO authenticated;
-
 GRANT ALL ON TABLE public.agent_profiles TO service_role;
 GRANT SELECT ON TABLE public.agent_profiles TO authenticated;
 
 GRANT ALL ON TABLE public.agent_resumptions TO service_role;
-
-GRANT ALL ON TABLE public.agent_usage TO service_role;
-GRANT SELECT ON TABLE public.agent_usage TO authenticated;
-
-GRANT ALL ON TABLE public.agents TO service_role;
-GRANT SELECT ON TABLE public.agents TO authenticated;
 
 GRANT SELECT,INSERT,REFERENCES,TRIGGER,MAINTAIN ON TABLE public.workflow_audit_log TO service_role;
 GRANT SELECT ON TABLE public.workflow_audit_log TO authenticated;
@@ -10100,9 +10242,6 @@ GRANT ALL ON TABLE public.dispatcher_faults TO service_role;
 GRANT ALL ON SEQUENCE public.dispatcher_faults_id_seq TO service_role;
 
 GRANT ALL ON TABLE public.dispatcher_gateways TO service_role;
-
-GRANT ALL ON TABLE public.gateways TO service_role;
-GRANT SELECT ON TABLE public.gateways TO authenticated;
 
 GRANT ALL ON TABLE public.inbox_item_leases TO service_role;
 

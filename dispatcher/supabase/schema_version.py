@@ -2,5 +2,5 @@
 
 from typing import Final
 
-REVISION: Final = 40
-FINGERPRINT: Final = "ca182eac3ddf531cc48224e8c039d1d189a345d7d0a2a05bc4d0190bc6f6f040"
+REVISION: Final = 41
+FINGERPRINT: Final = "8b6f792e5f96f62835210e801f45b65f06ccd2fbac2219ef6034761fac6e0e57"

@@ -208,16 +208,22 @@ comment on table public.dispatcher_faults is
   'them and show them in health.';
 comment on column public.dispatcher_faults.gateway_id is 'Whose daemon tells it; NULL: any daemon of the tenant.';
 create index if not exists dispatcher_faults_by_tenant on public.dispatcher_faults (tenant_id, side_write, at desc);
-create index if not exists agent_inbox_items_completed on public.agent_inbox_items (agent_id, completed_at)
+-- The tenant stands in every index beside the agent: what another tenant wrote for the agent is not even read.
+create index if not exists agent_inbox_items_done_of on public.agent_inbox_items (agent_id, tenant_id, completed_at)
     where completed_at is not null;
-create index if not exists agent_inbox_items_spent on public.agent_inbox_items (agent_id)
+create index if not exists agent_inbox_items_spent_of on public.agent_inbox_items (agent_id, tenant_id)
   where status in ('pending', 'leased') and attempt_count >= max_attempts;
-create index if not exists agent_inbox_items_leased on public.agent_inbox_items (agent_id, leased_until)
+create index if not exists agent_inbox_items_leased_of on public.agent_inbox_items (agent_id, tenant_id, leased_until)
     where status = 'leased';
-create index if not exists agent_inbox_items_failed on public.agent_inbox_items (agent_id, failed_at)
+create index if not exists agent_inbox_items_failed_of on public.agent_inbox_items (agent_id, tenant_id, failed_at)
     where status in ('failed', 'dead_letter');
-create index if not exists agent_inbox_items_open on public.agent_inbox_items (agent_id, created_at)
+create index if not exists agent_inbox_items_open_of on public.agent_inbox_items (agent_id, tenant_id, created_at)
   where status in ('pending', 'failed', 'leased') and attempt_count < max_attempts;
+drop index if exists public.agent_inbox_items_completed;
+drop index if exists public.agent_inbox_items_spent;
+drop index if exists public.agent_inbox_items_leased;
+drop index if exists public.agent_inbox_items_failed;
+drop index if exists public.agent_inbox_items_open;
 
 do $$
 declare

@@ -175,7 +175,7 @@ begin
   return true;
 exception when others then
   if dispatcher.must_abort(sqlstate) then raise; end if;
-  perform dispatcher.note_fault(p_tenant_id, (select agent.gateway_id from public.agents as agent
+  perform dispatcher.note_fault(p_tenant_id, (select agent.gateway_id from dispatcher.agents as agent
       where agent.id = p_agent_id),
                                 'notification ' || p_type, format('%s (%s)', sqlerrm, sqlstate));
   return false;

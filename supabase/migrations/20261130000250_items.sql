@@ -21,7 +21,7 @@ comment on function dispatcher.is_set_aside_by_stall(uuid, timestamptz) is
   'Whether an item failed because its agent stalled, and not by a try of its own: then it needs no rest.';
 
 -- The one home of "may this item be worked on, and when": everything that asks reads due_at.
-create or replace view dispatcher.inbox_due with (security_invoker = true) as
+create or replace view dispatcher.inbox_due_of_pair with (security_invoker = true) as
 select item.id, item.tenant_id, item.agent_id, item.created_at, item.status, item.event_type, item.summary,
     item.context, item.task_id,
        item.attempt_count, item.max_attempts,
@@ -39,13 +39,18 @@ select item.id, item.tenant_id, item.agent_id, item.created_at, item.status, ite
 from public.agent_inbox_items as item
 left join public.inbox_item_origins as origin on origin.item_id = item.id
 where item.status in ('pending', 'failed', 'leased') and item.attempt_count < item.max_attempts;
+comment on view dispatcher.inbox_due_of_pair is
+  'inbox_due before anybody looked whose agent an item names: for the hot path alone, which reads it by the agent and '
+  'the tenant of one row of agents.';
+create or replace view dispatcher.inbox_due with (security_invoker = true) as
+select due.* from dispatcher.inbox_due_of_pair as due
+ where exists (select from public.agents as agent where agent.id = due.agent_id and agent.tenant_id = due.tenant_id);
 comment on view dispatcher.inbox_due is
   'Open items with attempts left and when each may be worked on (due_at): pending at once, failed after its retry '
   'delay, leased when its lease ends.';
 
-revoke all on dispatcher.inbox_due from public, anon, authenticated;
-
-grant select on dispatcher.inbox_due to service_role;
+revoke all on dispatcher.inbox_due, dispatcher.inbox_due_of_pair from public, anon, authenticated;
+grant select on dispatcher.inbox_due, dispatcher.inbox_due_of_pair to service_role;
 
 create or replace function dispatcher.merge_inbox_context(p_context jsonb, p_changes jsonb) returns jsonb
 language sql immutable parallel safe security invoker set search_path = ''
@@ -70,7 +75,7 @@ comment on function dispatcher.clean_inbox_reason(text) is
 create or replace function dispatcher.find_inbox_agent(p_tenant_id uuid, p_agent_slug text) returns uuid
 language sql stable security invoker set search_path = ''
 as $$
-  select agent.id from public.agents as agent where agent.tenant_id = p_tenant_id and agent.slug = p_agent_slug
+  select agent.id from dispatcher.agents as agent where agent.tenant_id = p_tenant_id and agent.slug = p_agent_slug
 $$;
 comment on function dispatcher.find_inbox_agent(uuid, text) is
   'The id of a tenant''s agent by its present slug; null when there is none.';

@@ -45,7 +45,7 @@ begin
                 else '{}'::jsonb end)
      from (select agent.gateway_id, agent.id as agent_id, (array_agg(item.id order by item.created_at,
          item.id))[1:50] as item_ids
-             from new_items as item join public.agents as agent on agent.id = item.agent_id
+             from new_items as item join dispatcher.agents as agent on agent.id = item.agent_id
                  and agent.tenant_id = item.tenant_id
             where item.status = 'pending'
             group by agent.gateway_id, agent.id) as hint;
@@ -77,14 +77,14 @@ begin
     insert into public.inbox_item_marks as mark (item_id, tenant_id, reopened_at, closed_by_user_at)
     select item.id, item.tenant_id, case when item.id = any (p_reopened) then now() end,
         case when item.id = any (p_closed_by_user) then now() end
-      from public.agent_inbox_items as item where item.id = any (p_reopened || p_closed_by_user)
+      from dispatcher.agent_inbox_items as item where item.id = any (p_reopened || p_closed_by_user)
     on conflict (item_id) do update set reopened_at = coalesce(excluded.reopened_at, mark.reopened_at),
                                         closed_by_user_at = coalesce(excluded.closed_by_user_at,
                                             mark.closed_by_user_at);
     perform dispatcher.settle_constraints('public.inbox_item_marks');
   exception when others then
     if dispatcher.must_abort(sqlstate) then raise; end if;
-    perform dispatcher.note_fault((select tenant_id from public.agent_inbox_items
+    perform dispatcher.note_fault((select tenant_id from dispatcher.agent_inbox_items
         where id = (p_reopened || p_closed_by_user)[1]), null,
                                   'mark of items', format('%s (%s)', sqlerrm, sqlstate));
   end;
@@ -109,7 +109,7 @@ begin
            (array_agg(item.id order by item.created_at, item.id))[1] as item_id
                from new_items as item
                join old_items as before on before.id = item.id and before.status is distinct from item.status
-               join public.agents as agent on agent.id = item.agent_id and agent.tenant_id = item.tenant_id
+               join dispatcher.agents as agent on agent.id = item.agent_id and agent.tenant_id = item.tenant_id
               where item.status in ('pending', 'failed')
               group by agent.gateway_id, agent.id) as hint;
     -- Whoever gave them up: our functions, YourHQ's, or a row written by hand. What our own passes give up, they tell.
@@ -119,7 +119,7 @@ begin
                                order by item.created_at, item.id))[1] as reason
                from new_items as item
                join old_items as before on before.id = item.id and before.status is distinct from item.status
-               join public.agents as agent on agent.id = item.agent_id and agent.tenant_id = item.tenant_id
+               join dispatcher.agents as agent on agent.id = item.agent_id and agent.tenant_id = item.tenant_id
               where item.status = 'dead_letter'
               group by item.agent_id) as given_up;
   end if;
@@ -142,10 +142,10 @@ begin
     insert into public.agent_resumptions (agent_id, tenant_id) values (new.id, new.tenant_id)
     on conflict (agent_id) do update set resumed_at = now();
   end if;
-  perform dispatcher.send_gateway_hint(new.gateway_id, 'agent', jsonb_build_object('agent_id', new.id));
-  if old.gateway_id is distinct from new.gateway_id then
-    perform dispatcher.send_gateway_hint(old.gateway_id, 'agent', jsonb_build_object('agent_id', new.id));
-  end if;
+  -- Whoever may write an agent may write any gateway into it: one of another tenant is told nothing.
+  perform dispatcher.send_gateway_hint(gateway.id, 'agent', jsonb_build_object('agent_id', new.id))
+     from public.gateways as gateway
+    where gateway.id in (new.gateway_id, old.gateway_id) and gateway.tenant_id = new.tenant_id;
   return null;
 exception when others then
   perform dispatcher.note_fault(new.tenant_id, null, 'hint_agent_change', format('%s (%s)', sqlerrm, sqlstate));
@@ -160,7 +160,8 @@ create or replace function dispatcher.hint_budget_change() returns trigger
 language plpgsql volatile security definer set search_path = ''
 as $$
 begin
-  perform dispatcher.send_gateway_hint((select gateway_id from public.agents where id = new.agent_id), 'agent',
+  perform dispatcher.send_gateway_hint((select agent.gateway_id from dispatcher.agents as agent
+      where agent.id = new.agent_id and agent.tenant_id = new.tenant_id), 'agent',
       jsonb_build_object('agent_id', new.agent_id));
   return null;
 exception when others then

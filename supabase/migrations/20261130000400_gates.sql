@@ -29,7 +29,7 @@ declare
   v_period_start date;
 begin
   select status, hard_cutoff, monthly_limit_usd, period_anchor_tz, current_period_start, current_period_spend_usd
-    into v_budget from public.agent_budgets where agent_id = p_agent_id;
+    into v_budget from dispatcher.agent_budgets where agent_id = p_agent_id;
   if v_budget is null or not v_budget.hard_cutoff then
     return false;
   end if;
@@ -95,21 +95,21 @@ begin
            where item.agent_id = agent.id and item.tenant_id = agent.tenant_id and item.status = 'leased'
              and item.leased_until > v_now and item.leased_until < v_now + interval '7 days'),
          coalesce((select budget.hard_cutoff and dispatcher.budget_blocks(agent.id, v_now)
-                     from public.agent_budgets as budget where budget.agent_id = agent.id), false),
+                     from dispatcher.agent_budgets as budget where budget.agent_id = agent.id), false),
          case when v_counts_wakes then (select count(*) from public.agent_wakes as wake
                                          where wake.agent_id = agent.id and wake.state <> 'spawn_failed'
                                            and wake.claimed_at >= dispatcher.start_of_today()) else 0 end,
          coalesce(heads.ids, '{}'),
          case when cardinality(p_hinted) = 0 then '{}'
-              else array(select due.id from dispatcher.inbox_due as due
+              else array(select due.id from dispatcher.inbox_due_of_pair as due
                           where due.id = any (p_hinted) and due.agent_id = agent.id and due.tenant_id = agent.tenant_id
                             and due.due_at <= v_now and due.chain_depth < v_max_chain
                           order by due.created_at limit 100) end,
          coalesce(heads.chain_depth, 0), heads.oldest,
-         case when heads.ids is null then (select min(due.due_at) from dispatcher.inbox_due as due
+         case when heads.ids is null then (select min(due.due_at) from dispatcher.inbox_due_of_pair as due
                                             where due.agent_id = agent.id and due.tenant_id = agent.tenant_id
                                               and due.due_at > v_now and due.chain_depth < v_max_chain) end,
-         heads.ids is null and exists (select from dispatcher.inbox_due as due
+         heads.ids is null and exists (select from dispatcher.inbox_due_of_pair as due
                                         where due.agent_id = agent.id and due.tenant_id = agent.tenant_id
                                           and due.due_at <= v_now and due.chain_depth >= v_max_chain),
          case when state.last_end_state in ('failed', 'timed_out', 'no_progress', 'spawn_failed')
@@ -126,7 +126,7 @@ begin
     left join lateral (
       select array_agg(head.id order by head.created_at, head.id) as ids, max(head.chain_depth) as chain_depth,
           min(head.created_at) as oldest
-        from (select due.id, due.created_at, due.chain_depth from dispatcher.inbox_due as due
+        from (select due.id, due.created_at, due.chain_depth from dispatcher.inbox_due_of_pair as due
                where due.agent_id = agent.id and due.tenant_id = agent.tenant_id and due.due_at <= v_now
                  and due.chain_depth < v_max_chain
                order by due.created_at limit 3) as head) as heads on true

@@ -88,12 +88,12 @@ begin
     verdict := 'ok';
     return;
   end if;
-  select agent.slug into slug from public.agents as agent
+  select agent.slug into slug from dispatcher.agents as agent
    where agent.id = p_agent_id and agent.gateway_id = p_claimant.gateway_id and agent.tenant_id = p_claimant.tenant_id;
   verdict := case when slug is null then 'not_local' else 'busy' end;
   if slug is not null and not exists (select from public.agent_wake_state where agent_id = p_agent_id) then
     -- Its first claim: the row the gates remember it by is made, unless the agent itself is held.
-    perform from public.agents where id = p_agent_id for key share skip locked;
+    perform from dispatcher.agents where id = p_agent_id for key share skip locked;
     if found then
       state := dispatcher.lock_wake_state(p_agent_id, p_claimant.tenant_id);
       verdict := case when state.agent_id is null then 'busy' else 'ok' end;
@@ -110,17 +110,30 @@ language plpgsql stable set search_path = ''
 as $$
 begin
   return (
-    select jsonb_agg(left(target.title, 500) order by relation.created_at, target.title)
-      from public.agent_inbox_items as item
-      join public.task_relations as relation on relation.source_task_id = item.task_id
-          and relation.relation_type = 'blocked_by'
-      join public.tasks as target on target.id = relation.target_task_id
-     where item.id = p_item_id and item.event_type = 'task_assignment'
-       and target.status not in ('done', 'cancelled') and target.archived_at is null);
+    select jsonb_agg(blocker.title order by blocker.created_at, blocker.title)
+      from (select left(target.title, 500) as title, relation.created_at
+              from dispatcher.agent_inbox_items as item
+              join public.task_relations as relation on relation.source_task_id = item.task_id
+                  and relation.tenant_id = item.tenant_id and relation.relation_type = 'blocked_by'
+              join public.tasks as target on target.id = relation.target_task_id and target.tenant_id = item.tenant_id
+             where item.id = p_item_id and item.event_type = 'task_assignment'
+               and target.status not in ('done', 'cancelled') and target.archived_at is null
+             order by relation.created_at limit 100) as blocker);
 end
 $$;
 comment on function dispatcher.wake_blockers(uuid) is
-  'Titles of the unresolved tasks that block the task of a task_assignment item; NULL when there are none.';
+  'Titles of the unresolved tasks, at most 100, that block the task of a task_assignment item; NULL when there are '
+  'none.';
+
+create or replace function dispatcher.bounded_value(p_value jsonb) returns jsonb
+language sql immutable parallel safe set search_path = ''
+as $$
+  select case jsonb_typeof(p_value) when 'string' then to_jsonb(left(p_value #>> '{}', 10000))
+              when 'object' then '{}' when 'array' then '[]' else p_value end
+$$;
+comment on function dispatcher.bounded_value(jsonb) is
+  'A single value that somebody wrote into a row, as it is handed on: a text of at most 10,000 characters; what is no '
+  'single value is empty.';
 
 create or replace function dispatcher.wake_grant(p_wake public.agent_wakes) returns jsonb
 language plpgsql stable set search_path = '' set plan_cache_mode = force_generic_plan
@@ -137,12 +150,14 @@ begin
            'path', p_wake.path, 'item_ids', to_jsonb(p_wake.item_ids), 'chain_depth', p_wake.chain_depth,
            'event_type', item.event_type, 'summary', left(item.summary, 2000), 'item_created_at',
                case when item.created_at between '1970-01-01Z' and now() + interval '1 day' then item.created_at end,
-           'model_override', item.context -> 'model_override', 'thinking_override', item.context -> 'thinking_override',
+           'model_override', dispatcher.bounded_value(item.context -> 'model_override'),
+           'thinking_override', dispatcher.bounded_value(item.context -> 'thinking_override'),
            'blockers', '[]'::jsonb, 'blockers_error', null)
     into v_grant
     from public.agents as agent
-    left join public.agent_inbox_items as item on item.id = p_wake.item_ids[1]
-   where agent.id = p_wake.agent_id;
+    left join public.agent_inbox_items as item
+      on item.id = p_wake.item_ids[1] and item.agent_id = agent.id and item.tenant_id = agent.tenant_id
+   where agent.id = p_wake.agent_id and agent.tenant_id = p_wake.tenant_id;
   if v_grant ->> 'event_type' = 'task_assignment' then
     begin
       v_blockers := dispatcher.wake_blockers(p_wake.item_ids[1]);
@@ -172,7 +187,7 @@ comment on function dispatcher.refusal(uuid, text, text, double precision, integ
 
 create or replace function dispatcher.busy_agent(p_agent_id uuid) returns jsonb
 language sql stable set search_path = ''
-as $$ select dispatcher.refusal(p_agent_id, (select agent.slug from public.agents as agent
+as $$ select dispatcher.refusal(p_agent_id, (select agent.slug from dispatcher.agents as agent
     where agent.id = p_agent_id), 'busy', 1) $$;
 comment on function dispatcher.busy_agent(uuid) is 'The refusal of an agent of which another session holds a row.';
 
@@ -234,7 +249,8 @@ begin
          case when jsonb_typeof(item.context -> 'thinking_override') = 'string'
              then nullif(left(item.context ->> 'thinking_override', 500), '') end,
          now() + make_interval(secs => (p_claimant.settings).agent_process_timeout + 15)
-    from public.agent_inbox_items as item where item.id = v_items[1]
+    from public.agent_inbox_items as item
+   where item.id = v_items[1] and item.agent_id = p_facts.agent_id and item.tenant_id = p_facts.tenant_id
   returning * into v_wake;
   update public.agent_wake_state
      set last_wake_id = v_wake.id, last_claimed_at = v_wake.claimed_at, waitlisted_at = null, waitlist_path = null,
@@ -312,7 +328,7 @@ when others then
   return jsonb_build_object('granted', false, 'agent_id', p_claim -> 'agent_id', 'skip_reason', 'error', 'retry_in',
       null, 'failures', null,
                             'error', left(v_error, 500), 'error_code', sqlstate, 'agent_slug',
-                            (select agent.slug from public.agents as agent
+                            (select agent.slug from dispatcher.agents as agent
                                 where agent.id::text = p_claim ->> 'agent_id'));
 end
 $$;
@@ -341,7 +357,7 @@ begin
   insert into public.agent_wakes (tenant_id, agent_id, gateway_id, instance_id, path, state, ended_at, deadline_at)
   select agent.tenant_id, agent.id, agent.gateway_id, instance.id, 'event', 'spawn_failed', now(), now()
     from public.dispatcher_instances as instance
-    join public.agents as agent on agent.gateway_id = instance.gateway_id and agent.tenant_id = instance.tenant_id
+    join dispatcher.agents as agent on agent.gateway_id = instance.gateway_id and agent.tenant_id = instance.tenant_id
     join public.gateways as gateway on gateway.id = instance.gateway_id
     join public.tenants as tenant on tenant.id = instance.tenant_id
    limit 1 for key share of agent, instance, gateway, tenant skip locked;
@@ -456,7 +472,7 @@ begin
       select state.agent_id, state.waitlist_path, state.waitlisted_at,
           coalesce(state.waiting_since, 'infinity') as waiting_since
         from public.agent_wake_state as state
-        join public.agents as agent on agent.id = state.agent_id
+        join dispatcher.agents as agent on agent.id = state.agent_id
        where state.waitlisted_at is not null and agent.gateway_id = v_claimant.gateway_id
          and agent.tenant_id = v_claimant.tenant_id
          and (state.waitlisted_at, coalesce(state.waiting_since, 'infinity'), state.agent_id) > (v_last.waitlisted_at,

@@ -66,9 +66,9 @@ as $$
 begin
   -- A stamp is not worth a wait, nor the report that brings it: a row that somebody holds, or whose triggers raise,
   -- goes without.
-  update public.agent_inbox_items
+  update dispatcher.agent_inbox_items
      set last_wake_attempt_at = p_wake.claimed_at, last_wake_success_at = coalesce(p_started_at, last_wake_success_at)
-   where id in (select item.id from public.agent_inbox_items as item
+   where id in (select item.id from dispatcher.agent_inbox_items as item
                  where item.id = any (p_wake.item_ids)
                    and (item.last_wake_attempt_at is null or item.last_wake_attempt_at < p_wake.claimed_at
                         or (p_started_at is not null and item.last_wake_success_at is null
@@ -93,20 +93,21 @@ begin
     -- leases of ours,
     select exists (select from public.inbox_item_leases as lease
                     where lease.wake_id = p_wake.id and lease.outcome in ('done', 'failed', 'dead_letter', 'escalated'))
-      or exists (select from public.agent_inbox_items as item
-                  where item.agent_id = p_wake.agent_id and item.status = 'done'
+      or exists (select from dispatcher.agent_inbox_items as item
+                  where item.agent_id = p_wake.agent_id and item.tenant_id = p_wake.tenant_id and item.status = 'done'
                     and item.completed_at between p_wake.claimed_at and clock_timestamp()
                     and not exists (select from public.inbox_item_marks as mark
                                      where mark.item_id = item.id and mark.closed_by_user_at >= p_wake.claimed_at))
-      or exists (select from public.agent_inbox_items as item
-                  where item.agent_id = p_wake.agent_id and item.status in ('failed', 'dead_letter')
+      or exists (select from dispatcher.agent_inbox_items as item
+                  where item.agent_id = p_wake.agent_id and item.tenant_id = p_wake.tenant_id
+                    and item.status in ('failed', 'dead_letter')
                     and item.failed_at between p_wake.claimed_at and clock_timestamp()
                     and item.leased_at between p_wake.claimed_at and item.failed_at)
       -- or worked on a run,
       or dispatcher.wake_worked_on_a_run(p_wake.id)
       -- or there was nothing left to do: what it holds and did not close is left.
-      or not exists (select from public.agent_inbox_items as item
-                      where item.agent_id = p_wake.agent_id
+      or not exists (select from dispatcher.agent_inbox_items as item
+                      where item.agent_id = p_wake.agent_id and item.tenant_id = p_wake.tenant_id
                         and (item.status = 'leased' or (item.status in ('pending', 'failed')
                         and item.attempt_count < item.max_attempts)))
   );
@@ -125,7 +126,7 @@ begin
   if coalesce(cardinality(p_item_ids), 0) = 0 then
     return;
   end if;
-  select slug, tenant_id into v_agent from public.agents where id = p_agent_id;
+  select slug, tenant_id into v_agent from dispatcher.agents where id = p_agent_id;
   perform dispatcher.notify_operator(
     v_agent.tenant_id, 'dead_letter', format('%s item(s) of agent %s were given up', cardinality(p_item_ids),
         v_agent.slug),
@@ -146,10 +147,10 @@ declare
   v_ids uuid[];
 begin
   with given_up as (
-    update public.agent_inbox_items
+    update dispatcher.agent_inbox_items
        set status = 'dead_letter', failed_at = now(), leased_at = null, leased_until = null, updated_at = now(),
            context = dispatcher.merge_inbox_context(context, jsonb_build_object('last_failure_reason', p_reason))
-     where id in (select item.id from public.agent_inbox_items as item
+     where id in (select item.id from dispatcher.agent_inbox_items as item
                    where item.id = any (p_item_ids) and item.status <> 'dead_letter' for update skip locked)
     returning id)
   select array_agg(id) into v_ids from given_up;
@@ -167,8 +168,8 @@ declare
   v_items uuid[];
 begin
   select array_agg(held.id) into v_items from (
-    select item.id from public.agent_inbox_items as item
-     where item.agent_id = p_wake.agent_id and item.status = 'leased'
+    select item.id from dispatcher.agent_inbox_items as item
+     where item.agent_id = p_wake.agent_id and item.tenant_id = p_wake.tenant_id and item.status = 'leased'
        and (item.leased_at >= p_wake.claimed_at
             or exists (select from public.inbox_item_leases as lease where lease.item_id = item.id
             and lease.wake_id = p_wake.id and lease.closed_at is null))
@@ -182,11 +183,11 @@ begin
    where item_id in (select lease.item_id from public.inbox_item_leases as lease
                       where lease.item_id = any (v_items) and lease.closed_at is null for update skip locked);
   if not p_give_back then
-    dead := dispatcher.give_up_items(array(select item.id from public.agent_inbox_items as item
+    dead := dispatcher.give_up_items(array(select item.id from dispatcher.agent_inbox_items as item
                                             where item.id = any (v_items) and item.attempt_count >= item.max_attempts),
                                                 p_reason);
   end if;
-  update public.agent_inbox_items
+  update dispatcher.agent_inbox_items
      set status = 'pending', leased_at = null, leased_until = null, updated_at = now(),
          attempt_count = case when p_give_back then greatest(attempt_count, 1) - 1 else attempt_count end
    where id = any (v_items) and id <> all (dead);
@@ -208,15 +209,15 @@ begin
   if exists (select from public.inbox_item_leases where wake_id = p_wake.id) then
     return '{}';
   end if;
-  update public.agent_inbox_items set attempt_count = attempt_count + 1, updated_at = now()
-   where id in (select item.id from public.agent_inbox_items as item where item.id = p_wake.item_ids[1]
+  update dispatcher.agent_inbox_items set attempt_count = attempt_count + 1, updated_at = now()
+   where id in (select item.id from dispatcher.agent_inbox_items as item where item.id = p_wake.item_ids[1]
        for update skip locked)
      and status in ('pending', 'failed') and attempt_count < max_attempts
   returning id, attempt_count, max_attempts into v_item;
   if v_item.attempt_count is null or v_item.attempt_count < v_item.max_attempts then
     return '{}';
   end if;
-  select slug, tenant_id into v_agent from public.agents where id = p_wake.agent_id;
+  select slug, tenant_id into v_agent from dispatcher.agents where id = p_wake.agent_id;
   perform dispatcher.notify_operator(
     v_agent.tenant_id, 'worker_lost', format('An item of agent %s was given up', v_agent.slug),
     format('%s daemon(s) were lost before its run could be seen to begin or end. `dispatcher inbox requeue %s` brings '
@@ -234,13 +235,13 @@ language plpgsql volatile set search_path = '' set lock_timeout = '100ms'
 as $$
 begin
   insert into public.inbox_item_marks as mark (item_id, tenant_id, set_aside_at, set_aside_as)
-  select item.id, item.tenant_id, item.failed_at, p_as from public.agent_inbox_items as item
+  select item.id, item.tenant_id, item.failed_at, p_as from dispatcher.agent_inbox_items as item
       where item.id = any (p_item_ids)
   on conflict (item_id) do update set set_aside_at = excluded.set_aside_at, set_aside_as = excluded.set_aside_as;
   perform dispatcher.settle_constraints('public.inbox_item_marks');
 exception when others then
   if dispatcher.must_abort(sqlstate) then raise; end if;
-  perform dispatcher.note_fault((select tenant_id from public.agent_inbox_items where id = p_item_ids[1]), null,
+  perform dispatcher.note_fault((select tenant_id from dispatcher.agent_inbox_items where id = p_item_ids[1]), null,
                                 'mark of items', format('%s (%s)', sqlerrm, sqlstate));
 end
 $$;
@@ -254,11 +255,11 @@ declare
   v_ids uuid[];
 begin
   with aside as (
-    update public.agent_inbox_items
+    update dispatcher.agent_inbox_items
        set status = case p_as when 'agent_stalled' then 'failed' else 'dead_letter' end::public.inbox_item_status,
            failed_at = now(), updated_at = now(),
            context = dispatcher.merge_inbox_context(context, jsonb_build_object('last_failure_reason', p_reason))
-     where id in (select item.id from public.agent_inbox_items as item
+     where id in (select item.id from dispatcher.agent_inbox_items as item
                    where item.id = any (p_item_ids) and item.status in ('pending', 'failed') for update skip locked)
     returning id)
   select array_agg(id) into v_ids from aside;
@@ -290,15 +291,16 @@ begin
      set stalled_at = coalesce(stalled_at, now()), waitlisted_at = null, waitlist_path = null, waiting_since = null,
          updated_at = now()
    where agent_id = p_agent_id;
-  select slug into v_slug from public.agents where id = p_agent_id;
+  select slug into v_slug from dispatcher.agents where id = p_agent_id;
   begin
     v_count := dispatcher.set_items_aside(array(
-      select item.id from public.agent_inbox_items as item
-       where item.agent_id = p_agent_id and item.status = 'pending' and item.attempt_count < item.max_attempts
+      select item.id from dispatcher.agent_inbox_items as item
+       where item.agent_id = p_agent_id and item.tenant_id = v_state.tenant_id and item.status = 'pending'
+         and item.attempt_count < item.max_attempts
            limit 500), 'agent_stalled', 'agent_stalled');
   exception when others then
     if dispatcher.must_abort(sqlstate) then raise; end if;
-    perform dispatcher.note_fault(v_state.tenant_id, (select gateway_id from public.agents where id = p_agent_id),
+    perform dispatcher.note_fault(v_state.tenant_id, (select gateway_id from dispatcher.agents where id = p_agent_id),
                                   'items of a stalled agent', format('%s (%s)', sqlerrm, sqlstate));
   end;
   if v_is_new then
@@ -440,7 +442,7 @@ begin
   end if;
   return jsonb_build_object('wake_id', p_wake_id, 'applied', true, 'code', 'ok', 'state', v_state, 'agent_id',
       v_wake.agent_id,
-                            'agent_slug', (select slug from public.agents where id = v_wake.agent_id),
+                            'agent_slug', (select slug from dispatcher.agents where id = v_wake.agent_id),
                                 'consecutive_failures', v_failures,
                             'cause', case when p_ending = 'agent_refused' then left(p_error, 500) end,
                             'dead_letters', to_jsonb(v_dead || dispatcher.dead_letters_of_wake(v_wake, v_dead)))
@@ -457,8 +459,10 @@ create or replace function dispatcher.dead_letters_of_wake(p_wake public.agent_w
 language sql stable set search_path = ''
 as $$
   -- YourHQ's functions, too, leave their time, and know no leases of ours.
-  select coalesce(array_agg(item.id order by item.created_at, item.id), '{}') from public.agent_inbox_items as item
-   where item.agent_id = p_wake.agent_id and item.status = 'dead_letter' and item.id <> all (p_known)
+  select coalesce(array_agg(item.id order by item.created_at, item.id), '{}')
+    from dispatcher.agent_inbox_items as item
+   where item.agent_id = p_wake.agent_id and item.tenant_id = p_wake.tenant_id and item.status = 'dead_letter'
+     and item.id <> all (p_known)
      and item.failed_at between p_wake.claimed_at and clock_timestamp()
      and item.leased_at between p_wake.claimed_at and item.failed_at
 $$;
@@ -491,12 +495,16 @@ comment on function dispatcher.wait_for_next_wake(public.agent_wakes, public.dis
   'After a wake that ended in p_state: puts an agent with work left on the waitlist, or says when it may be looked at '
   'again. The caller holds its wake state.';
 
-create or replace function dispatcher.apply_report(p_report jsonb) returns jsonb
+create or replace function dispatcher.apply_report(p_report jsonb, p_gateway_id uuid) returns jsonb
 language plpgsql volatile set search_path = ''
 as $$
 declare
   v_answer jsonb;
 begin
+  if not exists (select from public.agent_wakes
+                  where id = (p_report ->> 'wake_id')::uuid and gateway_id = p_gateway_id) then
+    return jsonb_build_object('wake_id', p_report ->> 'wake_id', 'applied', false, 'code', 'not_found');
+  end if;
   case p_report ->> 'report'
     when 'started' then
       v_answer := dispatcher.start_wake((p_report ->> 'wake_id')::uuid, (p_report ->> 'claim_token')::uuid,
@@ -520,8 +528,9 @@ when others then
       left(sqlerrm, 500), 'error_code', sqlstate);
 end
 $$;
-comment on function dispatcher.apply_report(jsonb) is
-  'One report {report: started|ended, wake_id, claim_token, …}; what raises for one is its own answer (code error).';
+comment on function dispatcher.apply_report(jsonb, uuid) is
+  'One report {report: started|ended, wake_id, claim_token, …} of a wake of the gateway; what raises for one is its '
+  'own answer (code error).';
 
 create or replace function public.report_wakes(p_instance_id uuid, p_reports jsonb, p_claim_limit integer,
     p_request uuid) returns jsonb
@@ -534,18 +543,19 @@ declare
   v_results jsonb := '[]';
   v_claims jsonb := '[]';
   v_claims_busy boolean := false;
+  v_instance public.dispatcher_instances;
 begin
   if jsonb_typeof(p_reports) is distinct from 'array' then
     raise exception 'p_reports must be an array of {report, wake_id, claim_token}' using errcode = 'OD002';
   end if;
-  perform dispatcher.running_instance(p_instance_id);
+  v_instance := dispatcher.running_instance(p_instance_id);
   perform set_config('lock_timeout', '100ms', true);
   for v_report in select value from jsonb_array_elements(p_reports) loop
     -- The end of a wake does not overtake its start: what was busy once in this call stays so.
     if v_report ->> 'wake_id' = any (v_busy) then
       v_answer := jsonb_build_object('wake_id', v_report ->> 'wake_id', 'applied', false, 'code', 'busy');
     else
-      v_answer := dispatcher.apply_report(v_report);
+      v_answer := dispatcher.apply_report(v_report, v_instance.gateway_id);
     end if;
     if v_answer ->> 'code' = 'busy' then
       v_busy := v_busy || (v_report ->> 'wake_id');

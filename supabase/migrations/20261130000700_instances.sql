@@ -8,17 +8,17 @@ as $$
   select jsonb_build_object(
            'wake_id', p_wake.id, 'claim_token', p_wake.claim_token, 'claim_request', p_wake.claim_request, 'agent_id',
                p_wake.agent_id,
-           'agent_slug', agent.slug, 'state', p_wake.state, 'host_id', coalesce(p_wake.host_id, owner.host_id),
-               'hostname', owner.hostname,
+           'agent_slug', coalesce(agent.slug, p_wake.agent_id::text), 'state', p_wake.state,
+           'host_id', coalesce(p_wake.host_id, owner.host_id), 'hostname', owner.hostname,
            'pid', p_wake.pid, 'pid_started_at', p_wake.pid_started_at,
            'age', extract(epoch from now() - p_wake.claimed_at), 'deadline_in',
                extract(epoch from p_wake.deadline_at - now()),
            'owner_state', coalesce(owner.state, 'lost'), 'owner_pid', owner.pid, 'owner_pid_started_at',
                owner.pid_started_at,
            'owner_host_id', owner.host_id, 'owner_silent_for', extract(epoch from now() - owner.last_heartbeat_at))
-    from public.agents as agent
+    from (select 1) as one_row
+    left join dispatcher.agents as agent on agent.id = p_wake.agent_id and agent.tenant_id = p_wake.tenant_id
     left join public.dispatcher_instances as owner on owner.id = p_wake.instance_id
-   where agent.id = p_wake.agent_id
 $$;
 comment on function dispatcher.open_wake_facts(public.agent_wakes) is
   'What is needed to tell whether the process of a live wake and its owner live.';
@@ -124,6 +124,8 @@ begin
          pid = p_pid,
          pid_started_at = p_pid_started_at, started_at = coalesce(started_at, now())
    where id = p_wake_id and claim_token = p_claim_token and state in ('starting', 'running')
+     and gateway_id = (select instance.gateway_id from public.dispatcher_instances as instance
+                        where instance.id = p_instance_id)
   returning * into v_wake;
   perform dispatcher.stamp_items(v_wake, v_wake.started_at);
   if v_wake.id is null then
@@ -151,12 +153,13 @@ declare
   v_count integer;
 begin
   with renewed as (
-    update public.agent_inbox_items as item
+    update dispatcher.agent_inbox_items as item
        set leased_until = now() + make_interval(secs => p_lease_seconds)
       from public.agent_wakes as wake
      where wake.id = any (p_wake_ids) and wake.instance_id = p_instance_id and wake.state in ('starting', 'running')
-       and item.id in (select held.id from public.agent_inbox_items as held
-                        where held.agent_id = wake.agent_id and held.status = 'leased'
+       and item.id in (select held.id from dispatcher.agent_inbox_items as held
+                        where held.agent_id = wake.agent_id and held.tenant_id = wake.tenant_id
+                          and held.status = 'leased'
                           and held.leased_at >= wake.claimed_at
                           and held.leased_until < now() + make_interval(secs => p_lease_seconds * 0.75)
                               for update skip locked)

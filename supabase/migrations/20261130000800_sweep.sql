@@ -4,11 +4,11 @@ begin;
 set local lock_timeout = '3s';
 
 create or replace function dispatcher.open_items_of_gateway(p_claimant dispatcher.claimant)
-    returns setof public.agent_inbox_items
+    returns setof dispatcher.agent_inbox_items
 language sql stable set search_path = ''
 as $$
-  select item.* from public.agents as agent
-    join public.agent_inbox_items as item on item.agent_id = agent.id and item.tenant_id = agent.tenant_id
+  select item.* from dispatcher.agents as agent
+    join dispatcher.agent_inbox_items as item on item.agent_id = agent.id and item.tenant_id = agent.tenant_id
    where agent.gateway_id = p_claimant.gateway_id and agent.tenant_id = p_claimant.tenant_id
      and item.status in ('pending', 'failed', 'leased')
 $$;
@@ -39,8 +39,8 @@ begin
     return '{}';
   end if;
   select array_agg(stale.id) into v_ids from (
-    select item.id from public.agents as agent
-      join public.agent_inbox_items as item on item.agent_id = agent.id and item.tenant_id = agent.tenant_id
+    select item.id from dispatcher.agents as agent
+      join dispatcher.agent_inbox_items as item on item.agent_id = agent.id and item.tenant_id = agent.tenant_id
       left join public.agent_resumptions as resumption on resumption.agent_id = agent.id
       left join public.inbox_item_marks as mark on mark.item_id = item.id
      where agent.gateway_id = p_sweeper.gateway_id and agent.tenant_id = p_sweeper.tenant_id
@@ -63,7 +63,7 @@ declare
   -- Read once: where it stands in the statement, a function that locks is called again for every row that is looked at.
   v_ids constant uuid[] := dispatcher.stale_item_ids(p_sweeper, p_limit);
 begin
-  update public.agent_inbox_items as item
+  update dispatcher.agent_inbox_items as item
      set status = 'failed', attempt_count = greatest(item.attempt_count, item.max_attempts), failed_at = now(),
          updated_at = now(),
          context = dispatcher.merge_inbox_context(item.context, jsonb_build_object(
@@ -82,8 +82,8 @@ language plpgsql volatile set search_path = ''
 as $$
 begin
   return query
-    select item.id, agent.id from public.agents as agent
-      join public.agent_inbox_items as item on item.agent_id = agent.id and item.tenant_id = agent.tenant_id
+    select item.id, agent.id from dispatcher.agents as agent
+      join dispatcher.agent_inbox_items as item on item.agent_id = agent.id and item.tenant_id = agent.tenant_id
      where agent.gateway_id = p_sweeper.gateway_id and agent.tenant_id = p_sweeper.tenant_id
        and item.status in ('pending', 'leased') and item.attempt_count >= item.max_attempts
        and (item.status = 'pending' or coalesce(item.leased_until, '-infinity') < now()
@@ -139,9 +139,9 @@ begin
          and origin.chain_depth >= dispatcher.wake_chain_limit(p_sweeper.settings))
     select agent.id, item.id, deep.chain_depth
       from deep
-      join public.agent_inbox_items as item on item.id = deep.item_id and item.status in ('pending', 'failed')
+      join dispatcher.agent_inbox_items as item on item.id = deep.item_id and item.status in ('pending', 'failed')
           and item.attempt_count < item.max_attempts
-      join public.agents as agent on agent.id = item.agent_id and agent.tenant_id = item.tenant_id
+      join dispatcher.agents as agent on agent.id = item.agent_id and agent.tenant_id = item.tenant_id
      where agent.gateway_id = p_sweeper.gateway_id and agent.tenant_id = p_sweeper.tenant_id
      limit p_limit;
 end
@@ -163,7 +163,7 @@ begin
   update public.agent_wake_state set chain_notified_at = now()
    where agent_id = p_agent_id and (chain_notified_at is null or chain_notified_at < now() - interval '1 hour');
   if found then
-    select slug into v_slug from public.agents where id = p_agent_id;
+    select slug into v_slug from dispatcher.agents where id = p_agent_id;
     perform dispatcher.notify_operator(
       p_sweeper.tenant_id, 'wake_chain_limit', format('Agent %s was stopped in a chain of wakes', v_slug),
       format('Agents woke each other %s times in a row; %s item(s) were set aside. `dispatcher inbox requeue --agent '
@@ -201,12 +201,13 @@ create or replace function dispatcher.agents_to_settle(p_sweeper dispatcher.clai
     returns setof uuid
 language sql stable set search_path = ''
 as $$
-  select state.agent_id from public.agent_wake_state as state join public.agents as agent on agent.id = state.agent_id
+  select state.agent_id from public.agent_wake_state as state
+    join dispatcher.agents as agent on agent.id = state.agent_id
    where agent.gateway_id = p_sweeper.gateway_id and agent.tenant_id = p_sweeper.tenant_id
      and state.consecutive_failures >= (p_sweeper.settings).max_consecutive_failures
      and (state.stalled_at is null
-          or exists (select from public.agent_inbox_items as item
-                     where item.agent_id = state.agent_id and item.status = 'pending'
+          or exists (select from dispatcher.agent_inbox_items as item
+                     where item.agent_id = agent.id and item.tenant_id = agent.tenant_id and item.status = 'pending'
                        and item.attempt_count < item.max_attempts))
      -- What came from outside since the last end has ended the stall.
      and (dispatcher.read_gate_facts(state.agent_id,
@@ -240,7 +241,7 @@ language sql stable set search_path = ''
 as $$
   select distinct on (wake.id) wake.* from public.inbox_item_leases as lease
     join public.agent_wakes as wake on wake.id = lease.wake_id
-    join public.agent_inbox_items as item on item.id = lease.item_id
+    join dispatcher.agent_inbox_items as item on item.id = lease.item_id
    where lease.closed_at is null and wake.gateway_id = p_sweeper.gateway_id
      and wake.ended_at < now() - interval '5 seconds'
      and item.status = 'leased' and item.leased_at = lease.leased_at
@@ -282,7 +283,7 @@ language sql stable set search_path = ''
 as $$
   select agent.id, agent.slug, lately.wakes
     from public.agent_wake_state as state
-    join public.agents as agent on agent.id = state.agent_id
+    join dispatcher.agents as agent on agent.id = state.agent_id
    cross join lateral (select count(*)::integer as wakes from public.agent_wakes as wake
                         where wake.agent_id = agent.id and wake.claimed_at > now() - interval '1 hour') as lately
    where (p_sweeper.settings).alert_wakes_per_hour > 0
@@ -347,8 +348,8 @@ create or replace function dispatcher.agents_with_work(p_sweeper dispatcher.clai
 returns table (agent_id uuid, agent_slug text, oldest timestamptz)
 language sql stable set search_path = ''
 as $$
-  select agent.id, agent.slug, oldest.created_at from public.agents as agent
-   cross join lateral (select due.created_at from dispatcher.inbox_due as due
+  select agent.id, agent.slug, oldest.created_at from dispatcher.agents as agent
+   cross join lateral (select due.created_at from dispatcher.inbox_due_of_pair as due
                         where due.agent_id = agent.id and due.tenant_id = agent.tenant_id order by due.created_at
                             limit 1) as oldest
    where agent.gateway_id = p_sweeper.gateway_id and agent.tenant_id = p_sweeper.tenant_id
@@ -398,7 +399,7 @@ declare
 begin
   insert into public.agent_wake_state (agent_id, tenant_id)
   select free.id, p_sweeper.tenant_id
-    from (select agent.id from public.agents as agent
+    from (select agent.id from dispatcher.agents as agent
            where agent.id = any (p_agent_ids)
              and not exists (select from public.agent_wake_state as state where state.agent_id = agent.id)
              for key share skip locked) as free
@@ -473,15 +474,19 @@ declare
 begin
   -- Whoever did not get a slot now waits for one.
   with queued as (
-    select state.agent_id from public.agent_wake_state as state join public.agents as agent on agent.id = state.agent_id
-     where agent.gateway_id = p_sweeper.gateway_id and state.waitlist_path = 'sweep' limit 500
+    select state.agent_id from public.agent_wake_state as state
+      join dispatcher.agents as agent on agent.id = state.agent_id
+     where agent.gateway_id = p_sweeper.gateway_id and agent.tenant_id = p_sweeper.tenant_id
+       and state.waitlist_path = 'sweep' limit 500
          for update of state skip locked)
   update public.agent_wake_state as state set waitlist_path = 'waitlist' from queued
       where state.agent_id = queued.agent_id;
   get diagnostics v_queued = row_count;
   return jsonb_build_object('count', jsonb_array_length(v_claims), 'claims', v_claims, 'queued', v_queued, 'waiting',
-    (select count(*) from public.agent_wake_state as state join public.agents as agent on agent.id = state.agent_id
-      where agent.gateway_id = p_sweeper.gateway_id and state.waitlisted_at is not null));
+    (select count(*) from public.agent_wake_state as state
+       join dispatcher.agents as agent on agent.id = state.agent_id
+      where agent.gateway_id = p_sweeper.gateway_id and agent.tenant_id = p_sweeper.tenant_id
+        and state.waitlisted_at is not null));
 end
 $$;
 comment on function dispatcher.claim_at_sweep(dispatcher.claimant, integer, uuid) is
@@ -506,7 +511,7 @@ begin
         when 'released' then exists (select from dispatcher.forgotten_leases(p_sweeper, 1))
         when 'listed' then exists (select from dispatcher.agents_with_work(p_sweeper, null, 1))
         when 'claims' then v_due @> array['listed'] or exists (
-          select from public.agent_wake_state as state join public.agents as agent on agent.id = state.agent_id
+          select from public.agent_wake_state as state join dispatcher.agents as agent on agent.id = state.agent_id
            where agent.gateway_id = p_sweeper.gateway_id and state.waitlisted_at is not null)
         when 'alerted' then exists (select from dispatcher.often_woken_agents(p_sweeper, 1))
         when 'pruned' then exists (select from public.agent_wakes where gateway_id = p_sweeper.gateway_id
@@ -534,7 +539,7 @@ as $$
 begin
   perform dispatcher.warm_backend();
   return jsonb_build_object(
-    'agents', (select coalesce(jsonb_agg(jsonb_build_object('id', id, 'slug', slug)), '[]') from public.agents
+    'agents', (select coalesce(jsonb_agg(jsonb_build_object('id', id, 'slug', slug)), '[]') from dispatcher.agents
         where gateway_id = p_sweeper.gateway_id and tenant_id = p_sweeper.tenant_id),
     'open_wakes', dispatcher.open_wakes_of_others(p_sweeper.instance_id), 'broadcast_available',
         dispatcher.broadcast_hints_available(),

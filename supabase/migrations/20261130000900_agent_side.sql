@@ -13,7 +13,7 @@ create or replace function dispatcher.lock_inbox_lease(
 language plpgsql volatile set search_path = ''
 as $$
 declare
-  v_item public.agent_inbox_items;
+  v_item dispatcher.agent_inbox_items;
   v_lease public.inbox_item_leases;
 begin
   -- The wake first: one that ends at this moment ends before or after the item is closed, and so knows of it.
@@ -21,7 +21,7 @@ begin
     where wake.id = (select lease.wake_id from public.inbox_item_leases as lease where lease.item_id = p_item_id)
       and wake.state in ('starting', 'running')
       for share;
-  select * into v_item from public.agent_inbox_items as item where item.id = p_item_id for update;
+  select * into v_item from dispatcher.agent_inbox_items as item where item.id = p_item_id for update;
   if not found then
     return 'not_found';
   end if;
@@ -51,7 +51,7 @@ language sql stable set search_path = ''
 as $$
   select jsonb_build_object('applied', p_code in ('ok', 'already'), 'code', p_code,
                             'status', item.status, 'attempt', item.attempt_count, 'max_attempts', item.max_attempts)
-  from (select 1) as one_row left join public.agent_inbox_items as item on item.id = p_item_id
+  from (select 1) as one_row left join dispatcher.agent_inbox_items as item on item.id = p_item_id
 $$;
 comment on function dispatcher.inbox_close_verdict(uuid, text) is
   'The answer of the closing functions: {applied, code, status, attempt, max_attempts}; the last three are null when '
@@ -65,7 +65,7 @@ as $$
 declare
   v_now timestamptz;
 begin
-  perform 1 from public.agent_inbox_items as item where item.id = p_item_id for update skip locked;
+  perform 1 from dispatcher.agent_inbox_items as item where item.id = p_item_id for update skip locked;
   if not found then
     return false;
   end if;
@@ -74,7 +74,7 @@ begin
   if not exists (select 1 from dispatcher.inbox_due as due where due.id = p_item_id and due.due_at <= v_now) then
     return false;
   end if;
-  update public.agent_inbox_items as item
+  update dispatcher.agent_inbox_items as item
      set status = 'leased', leased_at = v_now, leased_until = v_now + make_interval(secs => p_lease_seconds),
          attempt_count = item.attempt_count + 1, updated_at = v_now
    where item.id = p_item_id;
@@ -82,7 +82,7 @@ begin
          (item_id, tenant_id, agent_id, wake_id, lease_token, attempt, leased_at, leased_until)
   select item.id, item.tenant_id, item.agent_id, p_wake_id, p_lease_token, item.attempt_count, item.leased_at,
       item.leased_until
-    from public.agent_inbox_items as item
+    from dispatcher.agent_inbox_items as item
    where item.id = p_item_id
   on conflict (item_id) do update
      set tenant_id = excluded.tenant_id, agent_id = excluded.agent_id, wake_id = excluded.wake_id,
@@ -118,7 +118,7 @@ as $$
                                       dispatcher.finite_time(task.due_date)))
                                 || dispatcher.merge_inbox_context(item.context, '{}') end
          ) order by item.created_at, item.id), '[]'::jsonb)
-    from public.agent_inbox_items as item
+    from dispatcher.agent_inbox_items as item
     join public.inbox_item_leases as lease on lease.item_id = item.id
     left join public.tasks as task on task.id = item.task_id and task.tenant_id = item.tenant_id
    where item.agent_id = p_agent_id
@@ -147,7 +147,7 @@ begin
    limit 1;
   if v_item_id is not null then
     perform set_config('lock_timeout', '1s', true);
-    perform 1 from public.agent_inbox_items as item where item.id = v_item_id for update;
+    perform 1 from dispatcher.agent_inbox_items as item where item.id = v_item_id for update;
     perform set_config('lock_timeout', v_timeout, true);
     perform dispatcher.lease_one_inbox_item(v_item_id, p_lease_seconds, p_lease_token, p_wake_id);
   end if;
@@ -256,9 +256,9 @@ language plpgsql volatile set search_path = ''
 as $$
 declare
   v_now constant timestamptz := clock_timestamp();
-  v_item public.agent_inbox_items;
+  v_item dispatcher.agent_inbox_items;
 begin
-  update public.agent_inbox_items as item
+  update dispatcher.agent_inbox_items as item
      set status = case
            when p_outcome = 'done' then 'done'
            when p_outcome = 'released' then 'pending'
@@ -321,7 +321,7 @@ as $$
   -- A task that has ended stays ended: an escalation that comes late must not open it again.
   update public.tasks as task
      set status = 'blocked', updated_at = p_at
-    from public.agent_inbox_items as item
+    from dispatcher.agent_inbox_items as item
    where item.id = p_item_id and task.id = item.task_id and task.tenant_id = item.tenant_id
      and task.status not in ('blocked', 'done', 'cancelled')
 $$;
@@ -338,8 +338,8 @@ as $$
            jsonb_build_object('inbox_item_id', item.id, 'task_id', item.task_id, 'event_type', item.event_type,
                'agent_slug', agent.slug),
            case when task.id is null then 'inbox_item' else 'task' end, coalesce(task.id, item.id))
-    from public.agent_inbox_items as item
-    join public.agents as agent on agent.id = item.agent_id
+    from dispatcher.agent_inbox_items as item
+    join dispatcher.agents as agent on agent.id = item.agent_id
     left join public.tasks as task on task.id = item.task_id and task.tenant_id = item.tenant_id
    where item.id = p_item_id
 $$;
@@ -351,7 +351,7 @@ as $$
 declare
   v_now constant timestamptz := clock_timestamp();
 begin
-  update public.agent_inbox_items as item
+  update dispatcher.agent_inbox_items as item
      set status = 'done', completed_at = v_now, leased_until = null, updated_at = v_now,
          context = dispatcher.merge_inbox_context(item.context,
              jsonb_build_object('outcome', 'escalated', 'escalation_reason', p_reason))
@@ -400,7 +400,7 @@ begin
                           where due.tenant_id = p_tenant_id and due.agent_id = v_agent_id
                             and due.due_at <= clock_timestamp()),
     'by_status', (select coalesce(jsonb_object_agg(counted.status, counted.amount), '{}'::jsonb)
-                    from (select item.status, count(*) as amount from public.agent_inbox_items as item
+                    from (select item.status, count(*) as amount from dispatcher.agent_inbox_items as item
                            where item.tenant_id = p_tenant_id and item.agent_id = v_agent_id
                              and item.status in ('pending', 'failed', 'leased')
                            group by item.status) as counted),
@@ -412,7 +412,7 @@ begin
                                'due_at', dispatcher.finite_time(greatest(due.due_at, due.created_at)),
                                'leased_until', dispatcher.finite_time(item.leased_until),
                                'created_at', dispatcher.finite_time(item.created_at)) as entry
-                        from public.agent_inbox_items as item
+                        from dispatcher.agent_inbox_items as item
                         left join dispatcher.inbox_due as due on due.id = item.id
                        where item.tenant_id = p_tenant_id and item.agent_id = v_agent_id
                          and item.status in ('pending', 'failed', 'leased')
@@ -466,7 +466,7 @@ create or replace function dispatcher.find_posted_item(
 language sql stable set search_path = ''
 as $$
   select origin.* from public.inbox_item_origins as origin
-    join public.agent_inbox_items as item on item.id = origin.item_id
+    join dispatcher.agent_inbox_items as item on item.id = origin.item_id
    where origin.tenant_id = p_tenant_id and origin.from_agent_id = p_sender_id
      and (origin.request_key = p_request_key
           or (origin.content_key = any (p_content_keys)

@@ -19,11 +19,11 @@ begin
   if v_gateway_id is null then
     return dispatcher.unknown_gateway(p_tenant_id);
   end if;
-  select id, slug into v_agent from public.agents where tenant_id = p_tenant_id and gateway_id = v_gateway_id
+  select id, slug into v_agent from dispatcher.agents where tenant_id = p_tenant_id and gateway_id = v_gateway_id
       and (slug = p_agent or id::text = p_agent);
   if v_agent is null then
     return jsonb_build_object('code', 'unknown_agent', 'known',
-      coalesce((select jsonb_agg(slug order by slug) from public.agents where tenant_id = p_tenant_id
+      coalesce((select jsonb_agg(slug order by slug) from dispatcher.agents where tenant_id = p_tenant_id
           and gateway_id = v_gateway_id), '[]'));
   end if;
   v_settings := dispatcher.settings_of_gateway(v_gateway_id, p_settings);
@@ -56,7 +56,8 @@ create or replace function dispatcher.unknown_agent(p_gateway_id uuid) returns j
 language sql stable set search_path = ''
 as $$
   select jsonb_build_object('code', 'unknown_agent', 'known',
-           coalesce((select jsonb_agg(slug order by slug) from public.agents where gateway_id = p_gateway_id), '[]'))
+           coalesce((select jsonb_agg(slug order by slug) from dispatcher.agents
+               where gateway_id = p_gateway_id), '[]'))
 $$;
 comment on function dispatcher.unknown_agent(uuid) is
   'The answer to an agent the gateway does not have: {code: unknown_agent, known: slugs}.';
@@ -65,14 +66,14 @@ create or replace function dispatcher.agents_of_operator(p_tenant_id uuid, p_gat
     returns setof uuid
 language sql stable set search_path = ''
 as $$
-  select id from public.agents
+  select id from dispatcher.agents
    where tenant_id = p_tenant_id and gateway_id = p_gateway_id
      and (p_agent is null or slug = p_agent or id::text = p_agent)
 $$;
 comment on function dispatcher.agents_of_operator(uuid, uuid, text) is
   'The agents of a gateway an operator speaks of: one by slug or id, or all.';
 
-create or replace function dispatcher.is_given_up(p_item public.agent_inbox_items) returns boolean
+create or replace function dispatcher.is_given_up(p_item dispatcher.agent_inbox_items) returns boolean
 language sql stable set search_path = ''
 as $$
   select (p_item.status = 'dead_letter' or (p_item.status = 'failed' and p_item.attempt_count >= p_item.max_attempts))
@@ -80,7 +81,7 @@ as $$
                       where mark.item_id = p_item.id and mark.set_aside_as = 'operator'
                         and mark.set_aside_at = p_item.failed_at)
 $$;
-comment on function dispatcher.is_given_up(public.agent_inbox_items) is
+comment on function dispatcher.is_given_up(dispatcher.agent_inbox_items) is
   'Whether an item was given up: a dead letter, or failed without attempts left (what went stale, what an older '
   'daemon gave up). Not what an operator ended.';
 
@@ -108,8 +109,8 @@ create or replace function dispatcher.items_to_requeue(
 language sql stable set search_path = ''
 as $$
   select item.id, item.agent_id
-    from public.agents as agent
-    join public.agent_inbox_items as item on item.agent_id = agent.id and item.tenant_id = agent.tenant_id
+    from dispatcher.agents as agent
+    join dispatcher.agent_inbox_items as item on item.agent_id = agent.id and item.tenant_id = agent.tenant_id
    where agent.id = any (p_agent_ids) and item.status in ('failed', 'dead_letter')
      and case when p_item_ids is not null then item.id = any (p_item_ids)
               when p_dead then dispatcher.is_given_up(item) and (p_since is null
@@ -131,15 +132,15 @@ as $$
 declare
   v_ids uuid[];
 begin
-  if (dispatcher.lock_wake_state(p_agent_id, (select tenant_id from public.agents where id = p_agent_id))).agent_id
+  if (dispatcher.lock_wake_state(p_agent_id, (select tenant_id from dispatcher.agents where id = p_agent_id))).agent_id
       is null then
     return '{}';
   end if;
   with requeued as (
-    update public.agent_inbox_items as item
+    update dispatcher.agent_inbox_items as item
        set status = 'pending', failed_at = null, leased_at = null, leased_until = null, updated_at = now(),
            attempt_count = case when item.attempt_count >= item.max_attempts then 0 else item.attempt_count end
-     where item.id in (select held.id from public.agent_inbox_items as held
+     where item.id in (select held.id from dispatcher.agent_inbox_items as held
                         where held.id = any (p_item_ids) and held.status in ('failed', 'dead_letter')
                             for update skip locked)
     returning item.id)
@@ -230,11 +231,11 @@ declare
   v_ids uuid[];
 begin
   with expired as (
-    update public.agent_inbox_items as item
+    update dispatcher.agent_inbox_items as item
        set status = 'failed', attempt_count = greatest(item.attempt_count, item.max_attempts), failed_at = now(),
            leased_at = null, leased_until = null, updated_at = now(),
            context = dispatcher.merge_inbox_context(item.context, jsonb_build_object('last_failure_reason', p_reason))
-     where item.id in (select held.id from public.agent_inbox_items as held
+     where item.id in (select held.id from dispatcher.agent_inbox_items as held
                         where held.id = any (p_item_ids) and held.agent_id = any (p_agent_ids)
                           and held.status in ('pending', 'failed')
                         order by held.id limit 500 for update skip locked)
@@ -263,7 +264,7 @@ begin
   if v_gateway_id is null then
     return dispatcher.unknown_gateway(p_tenant_id);
   end if;
-  select count(*) into v_found from public.agent_inbox_items as item
+  select count(*) into v_found from dispatcher.agent_inbox_items as item
    where item.id = any (p_item_ids) and item.agent_id = any (v_agents) and item.tenant_id = p_tenant_id
      and item.status in ('pending', 'failed');
   v_ids := dispatcher.expire_items(v_agents, p_item_ids, dispatcher.clean_inbox_reason(coalesce(p_reason,
@@ -279,7 +280,7 @@ comment on function public.expire_inbox_items(uuid, text, uuid[], text) is
   'Ends open items by the operator''s hand, at most 500 a call (again: call once more): failed, attempts at the '
   'ceiling, reason recorded. busy: held by somebody, left alone.';
 
-create or replace function dispatcher.release_lease(p_item public.agent_inbox_items, p_reason text) returns uuid
+create or replace function dispatcher.release_lease(p_item dispatcher.agent_inbox_items, p_reason text) returns uuid
 language plpgsql volatile set search_path = ''
 as $$
 declare
@@ -287,7 +288,7 @@ declare
 begin
   update public.inbox_item_leases set closed_at = now(), outcome = 'released'
    where item_id = p_item.id and closed_at is null returning wake_id into v_wake_id;
-  update public.agent_inbox_items
+  update dispatcher.agent_inbox_items
      set status = 'pending', attempt_count = greatest(attempt_count, 1) - 1, leased_at = null, leased_until = null,
          updated_at = now()
    where id = p_item.id;
@@ -300,7 +301,7 @@ begin
   return v_wake_id;
 end
 $$;
-comment on function dispatcher.release_lease(public.agent_inbox_items, text) is
+comment on function dispatcher.release_lease(dispatcher.agent_inbox_items, text) is
   'Ends the lease of an item the caller holds: pending, attempt given back, its token void; a notification keeps who '
   'had it. Answers its wake.';
 
@@ -311,16 +312,16 @@ as $$
 declare
   v_gateway_id constant uuid := dispatcher.find_gateway(p_tenant_id, p_gateway);
   v_agents constant uuid[] := array(select dispatcher.agents_of_operator(p_tenant_id, v_gateway_id, null));
-  v_item public.agent_inbox_items;
+  v_item dispatcher.agent_inbox_items;
 begin
   if v_gateway_id is null then
     return dispatcher.unknown_gateway(p_tenant_id);
   end if;
-  select * into v_item from public.agent_inbox_items
+  select * into v_item from dispatcher.agent_inbox_items
    where id = p_item_id and tenant_id = p_tenant_id and agent_id = any (v_agents) for update skip locked;
   if v_item.id is null then
     return jsonb_build_object('applied', false, 'code', case when exists (
-      select from public.agent_inbox_items where id = p_item_id and tenant_id = p_tenant_id
+      select from dispatcher.agent_inbox_items where id = p_item_id and tenant_id = p_tenant_id
           and agent_id = any (v_agents)) then 'busy' else 'not_found' end);
   elsif v_item.status <> 'leased' then
     return jsonb_build_object('applied', false, 'code', 'not_leased', 'status', v_item.status);
@@ -341,14 +342,12 @@ create or replace function public.list_inbox_items(p_tenant_id uuid, p_gateway t
 language plpgsql stable set search_path = ''
 as $$
 declare
-  v_gateway_id uuid;
+  v_gateway_id constant uuid := dispatcher.find_gateway(p_tenant_id, p_gateway);
+  v_agents constant uuid[] := array(select dispatcher.agents_of_operator(p_tenant_id, v_gateway_id, p_agent));
 begin
-  v_gateway_id := dispatcher.find_gateway(p_tenant_id, p_gateway);
   if v_gateway_id is null then
     return dispatcher.unknown_gateway(p_tenant_id);
-  end if;
-  if p_agent is not null and not exists (select from public.agents where gateway_id = v_gateway_id
-      and (slug = p_agent or id::text = p_agent)) then
+  elsif p_agent is not null and cardinality(v_agents) = 0 then
     return dispatcher.unknown_agent(v_gateway_id);
   end if;
   return jsonb_build_object('code', 'ok', 'items', coalesce((
@@ -356,11 +355,10 @@ begin
       from (select item.id, agent.slug as agent, item.event_type, item.status, item.attempt_count, item.max_attempts,
           item.created_at,
                    item.leased_until, left(item.summary, 200) as summary,
-                       item.context ->> 'last_failure_reason' as last_failure_reason
-              from public.agents as agent join public.agent_inbox_items as item on item.agent_id = agent.id
-                  and item.tenant_id = agent.tenant_id
-             where agent.gateway_id = v_gateway_id and (p_agent is null or agent.slug = p_agent
-               or agent.id::text = p_agent)
+                       left(item.context ->> 'last_failure_reason', 500) as last_failure_reason
+              from dispatcher.agent_inbox_items as item
+              join dispatcher.agents as agent on agent.id = item.agent_id
+             where item.tenant_id = p_tenant_id and item.agent_id = any (v_agents)
                and (p_status is null or item.status::text = p_status)
              order by item.created_at desc limit least(greatest(coalesce(p_limit, 50), 1), 1000)) as listed), '[]'));
 end
@@ -403,11 +401,11 @@ begin
                     'claimed_at', wake.claimed_at, 'seconds',
                         round(extract(epoch from now() - dispatcher.known_time(wake.claimed_at))))
                             order by wake.claimed_at), '[]')
-                from public.agent_wakes as wake join public.agents as agent on agent.id = wake.agent_id
+                from public.agent_wakes as wake join dispatcher.agents as agent on agent.id = wake.agent_id
                where wake.gateway_id = v_gateway.id and wake.state in ('starting', 'running')),
     'waitlist', (select coalesce(jsonb_agg(jsonb_build_object('agent', agent.slug, 'since', state.waitlisted_at)
         order by state.waitlisted_at, state.waiting_since), '[]')
-                   from public.agent_wake_state as state join public.agents as agent on agent.id = state.agent_id
+                   from public.agent_wake_state as state join dispatcher.agents as agent on agent.id = state.agent_id
                   where agent.gateway_id = v_gateway.id and state.waitlisted_at is not null),
     'backlog', dispatcher.gateway_backlog(v_gateway.id),
     'agents', (select coalesce(jsonb_agg(jsonb_build_object('agent', agent.slug, 'status', agent.status, 'items',
@@ -421,9 +419,9 @@ begin
                     'budget', (select dispatcher.shown_row(jsonb_build_object('status', budget.status, 'limit_usd',
                         budget.monthly_limit_usd,
                                                                 'spend_usd', budget.current_period_spend_usd))
-                                 from public.agent_budgets as budget where budget.agent_id = agent.id))
+                                 from dispatcher.agent_budgets as budget where budget.agent_id = agent.id))
                                      order by agent.slug), '[]')
-                 from public.agents as agent
+                 from dispatcher.agents as agent
                  left join public.agent_wake_state as state on state.agent_id = agent.id
                  cross join lateral (select count(*) as items from dispatcher.inbox_due as due
                      where due.agent_id = agent.id and due.tenant_id = agent.tenant_id) as work
@@ -448,8 +446,10 @@ as $$
            'waiting_for_paused', count(*) filter (where is_paused))
     from (select now() - dispatcher.known_time(due.created_at) as age,
         agent.status in ('paused', 'hibernating') as is_paused
-            from dispatcher.inbox_due as due join public.agents as agent on agent.id = due.agent_id
-                and agent.tenant_id = due.tenant_id
+            from dispatcher.agents as agent
+            -- Agent by agent, which `offset 0` says: all items at once would be those of every tenant.
+           cross join lateral (select created_at from dispatcher.inbox_due_of_pair as open
+                                where open.agent_id = agent.id and open.tenant_id = agent.tenant_id offset 0) as due
            where agent.gateway_id = p_gateway_id) as ages
 $$;
 comment on function dispatcher.gateway_backlog(uuid) is
@@ -488,20 +488,20 @@ begin
   if v_gateway_id is null then
     return dispatcher.unknown_gateway(p_tenant_id);
   end if;
-  if p_agent is not null and not exists (select from public.agents where gateway_id = v_gateway_id
+  if p_agent is not null and not exists (select from dispatcher.agents where gateway_id = v_gateway_id
       and (slug = p_agent or id::text = p_agent)) then
     return dispatcher.unknown_agent(v_gateway_id);
   end if;
   return jsonb_build_object('code', 'ok', 'wakes', coalesce((
     with listed as (
       select wake.*, agent.slug
-        from public.agent_wakes as wake join public.agents as agent on agent.id = wake.agent_id
+        from public.agent_wakes as wake join dispatcher.agents as agent on agent.id = wake.agent_id
        where wake.gateway_id = v_gateway_id and (p_agent is null or agent.slug = p_agent or agent.id::text = p_agent)
        order by wake.ended_at is null desc, wake.claimed_at desc limit least(greatest(coalesce(p_limit, 50), 1), 1000)
     ), costs as (
       -- One join for all of them: usage has no index by agent, and must not be read once per wake.
       select listed.id, sum(usage.cost_total_usd) as cost_usd
-        from listed join public.agent_usage as usage
+        from listed join dispatcher.agent_usage as usage
           on usage.agent_id = listed.agent_id
               and usage.occurred_at between listed.started_at and coalesce(listed.ended_at, now())
        group by listed.id

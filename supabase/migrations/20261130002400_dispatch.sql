@@ -36,7 +36,7 @@ comment on function dispatcher.workflow_age_points(timestamptz, timestamptz) is
 create or replace function dispatcher.gateway_of_workflow_agent(p_tenant_id uuid, p_agent_id text) returns uuid
 language sql stable set search_path = ''
 as $$
-  select coalesce((select agent.gateway_id from public.agents as agent where agent.tenant_id = p_tenant_id
+  select coalesce((select agent.gateway_id from dispatcher.agents as agent where agent.tenant_id = p_tenant_id
       and agent.slug = p_agent_id),
                   (select (array_agg(gateway.id))[1] from public.gateways as gateway
                       where gateway.tenant_id = p_tenant_id having count(*) = 1))
@@ -196,7 +196,7 @@ as $$
             and route.workflow_type = queued.workflow_type
         left join public.agent_profiles as profile
           on profile.tenant_id = p_tenant_id and profile.agent_id = coalesce(queued.pinned_agent_id, route.agent_id)
-        left join public.agents as agent on agent.tenant_id = p_tenant_id
+        left join dispatcher.agents as agent on agent.tenant_id = p_tenant_id
             and agent.slug = coalesce(queued.pinned_agent_id, route.agent_id)
         cross join (select case when count(*) = 1 then (array_agg(id))[1] end as gateway_id
                       from public.gateways where tenant_id = p_tenant_id) as only_one

@@ -92,7 +92,7 @@ comment on function public.claim_workflow_notifications(uuid, integer, integer, 
   'Takes notifications that are due for the agents of the instance''s gateway: {notifications, next_in}. Those whose '
   'run has moved on are dropped; one whose sender died is taken again after its lease.';
 
-create or replace function dispatcher.finish_notification(p_result jsonb) returns integer
+create or replace function dispatcher.finish_notification(p_result jsonb, p_tenant_id uuid) returns integer
 language plpgsql volatile set search_path = ''
 as $$
 declare
@@ -107,6 +107,7 @@ begin
          next_try_at = now() + make_interval(secs => least(300,
              5 * power(2, least(note.tries, 12) - 1)) * (0.75 + random() / 2))
    where note.id = (p_result ->> 'id')::uuid and note.claim_token = (p_result ->> 'claim_token')::uuid
+     and note.tenant_id = p_tenant_id
      and note.state = 'sending';
   get diagnostics v_count = row_count;
   return v_count;
@@ -116,7 +117,7 @@ exception when others then
   return 0;
 end
 $$;
-comment on function dispatcher.finish_notification(jsonb) is
+comment on function dispatcher.finish_notification(jsonb, uuid) is
   'What became of one claimed notification; 1 when that was written down, 0 where its lease is lost, the row is held '
   'or the result is none.';
 
@@ -125,12 +126,12 @@ language plpgsql volatile set search_path = '' set lock_timeout = '1s'
 as $$
 declare
   v_count integer;
+  v_instance constant public.dispatcher_instances := dispatcher.running_instance(p_instance_id);
 begin
-  perform dispatcher.running_instance(p_instance_id);
   if jsonb_typeof(p_results) is distinct from 'array' then
     raise exception 'p_results must be an array of {id, claim_token, sent, error}' using errcode = 'OD002';
   end if;
-  select coalesce(sum(dispatcher.finish_notification(result.value)), 0) into v_count
+  select coalesce(sum(dispatcher.finish_notification(result.value, v_instance.tenant_id)), 0) into v_count
       from jsonb_array_elements(p_results) as result;
   return jsonb_build_object('finished', v_count);
 end
@@ -186,7 +187,7 @@ begin
                'workspace_slug', (select slug from public.workspace where tenant_id = run.tenant_id limit 1))
                order by run.last_heartbeat_at), '[]')
         from public.workflow_runs as run
-        join public.agents as agent on agent.tenant_id = run.tenant_id and agent.slug = run.owner_agent_id
+        join dispatcher.agents as agent on agent.tenant_id = run.tenant_id and agent.slug = run.owner_agent_id
          and agent.gateway_id = v_tick.gateway_id
        where run.tenant_id = v_tick.tenant_id and run.status = 'running'
          and dispatcher.is_suspect(run, v_tick.settings)));

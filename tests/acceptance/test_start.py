@@ -120,11 +120,11 @@ def test_c06_a_database_changed_by_hand_is_told_and_served(
     api: Api, database: Database, seed: Seed, stub_agent: StubAgent, tmp_path: Path
 ) -> None:
     seed.agent("ada")
-    database.execute("drop index agent_inbox_items_open")
+    database.execute("drop index agent_inbox_items_open_of")
     daemon = DaemonProcess(tmp_path / "daemon", settings_for(api, stub_agent)).ready()
     try:
         [line] = daemon.wait_for("schema.differs")
-        assert "index public.agent_inbox_items.agent_inbox_items_open missing" in line["msg"]
+        assert "index public.agent_inbox_items.agent_inbox_items_open_of missing" in line["msg"]
         assert line["level"] == "warning"
     finally:
         assert daemon.stop() == 0

@@ -182,7 +182,7 @@ def test_c06_an_earlier_build_is_brought_to_the_present_state(database: Database
     ("change", "named"),
     [
         ("drop table budgets, budget_events cascade", "table public.budgets missing"),
-        ("drop index agent_inbox_items_open", "index public.agent_inbox_items.agent_inbox_items_open missing"),
+        ("drop index agent_inbox_items_open_of", "index public.agent_inbox_items.agent_inbox_items_open_of missing"),
         ("drop trigger dispatcher_agent_hint on agents", "trigger public.agents.dispatcher_agent_hint missing"),
         (
             "alter function dispatcher_gauges(uuid) volatile",

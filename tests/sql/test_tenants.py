@@ -1,0 +1,327 @@
+"""Two tenants in one database: nothing of one is read, written, blocked or slowed by what the other may write.
+
+YourHQ lets every signed-in user write rows of the own tenant that name another tenant's agent, task or gateway. Such
+rows are made here for every foreign key the catalog has, and every public function is called beside them.
+"""
+
+import re
+import uuid
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from typing import Any, Final
+
+import psycopg
+import pytest
+from psycopg import sql
+
+from dispatcher.local.postgres import PostgresServer
+from tests.sql.conftest import Dispatcher
+from tests.support.database import Connection, Database, cloned
+from tests.support.seed import DEFAULT_TENANT, Seed
+from tests.support.world import OTHER_TENANT, Function, Side, call, calls_of, populate, public_functions
+
+A, B = DEFAULT_TENANT, OTHER_TENANT
+YOURHQS: Final = (
+    "agents",
+    "tasks",
+    "task_relations",
+    "agent_inbox_items",
+    "agent_budgets",
+    "agent_usage",
+    "notifications",
+)
+
+# Functions that read a table past its view, each mention bound to the tenant of one row of agents: the hot path.
+HOT: Final = {"read_gate_facts", "lock_agent", "wake_grant", "write_wake", "agents_with_work", "gateway_backlog"}
+# What says nothing of a tenant or an instance: whoever calls shows the token of the lease.
+BY_TOKEN_ALONE: Final = {"close_inbox_item", "escalate_inbox_item"}
+
+REFERENCES: Final = """
+    select con.conrelid::regclass::text as relation, attribute.attname as column,
+           con.confrelid::regclass::text as target
+      from pg_constraint as con
+      join pg_attribute as attribute on attribute.attrelid = con.conrelid and attribute.attnum = con.conkey[1]
+     where con.contype = 'f' and con.connamespace = 'public'::regnamespace and cardinality(con.conkey) = 1
+       and exists (select from pg_attribute where attrelid = con.conrelid and attname = 'tenant_id')
+       and exists (select from pg_attribute where attrelid = con.confrelid and attname = 'tenant_id')
+     order by 1, 2"""
+
+
+@dataclass(frozen=True)
+class Reference:
+    """A column of a table with tenants that names a row of another table with tenants."""
+
+    relation: str
+    column: str
+    target: str
+
+
+def references(database: Database) -> list[Reference]:
+    return [Reference(**row) for row in database.rows(REFERENCES)]
+
+
+# -- one place where tenants meet
+
+
+def test_s11_functions_read_tables_of_yourhqs_through_their_views_alone(database: Database) -> None:
+    views = [
+        row["relname"]
+        for row in database.rows(
+            "select relname from pg_class where relkind = 'v' and relnamespace = 'dispatcher'::regnamespace"
+            " and to_regclass('public.' || relname) is not null"
+        )
+    ]
+    assert {"agents", "agent_inbox_items", "agent_budgets", "agent_usage"} <= set(views)
+    names = [rf"public\.{view}" for view in views] + [r"dispatcher\.inbox_due_of_pair"]
+    reads = re.compile(rf"(?:from|join|update|using|,)\s+(?:only\s+)?({'|'.join(names)})\b(.*)", re.DOTALL)
+    sources = "select proname, prosrc from pg_proc where pronamespace::regnamespace::text in ('public', 'dispatcher')"
+    past = set()
+    for row in database.rows(sources):
+        for found in reads.finditer(row["prosrc"]):
+            bound = re.split(r"\b(?:from|join)\b", found[2])[0]
+            if row["proname"] not in HOT or ("tenant_id" not in bound and found[1] != "public.agents"):
+                past.add((row["proname"], found[1]))
+    # What YourHQ's own callers call is theirs, also where we made it.
+    assert {name for name, _ in past} <= {"lease_inbox_item", "complete_inbox_item", "fail_inbox_item"}
+
+
+# -- rows of a tenant that name the other's
+
+
+@dataclass
+class Pair:
+    """The same world twice: as it is, and with rows of tenant B that name A's agents, tasks and gateways."""
+
+    plain: Database
+    crossed: Database
+    side: Side
+    functions: list[Function]
+
+
+@pytest.fixture(scope="module", params=["supabase", "yourhq"])
+def pair(
+    request: pytest.FixtureRequest, cluster: PostgresServer, migrated_template: str, yourhq_template: str
+) -> Iterator[Pair]:
+    template = migrated_template if request.param == "supabase" else yourhq_template
+    with cloned(cluster, template) as world:
+        sides = populate(world)
+        fill_for_both(world, sides)
+        functions = public_functions(world)
+        world.close()
+        with cloned(cluster, world.name) as plain, cloned(cluster, world.name) as crossed:
+            for reference in references(crossed):
+                if reference.relation in YOURHQS:
+                    plant(crossed, reference)
+            yield Pair(plain, crossed, sides["a"], functions)
+
+
+def fill_for_both(world: Database, sides: Mapping[str, Side]) -> None:
+    """Rows in every table of YourHQ's, so that each has something to be copied; A's carry a word to look for."""
+    seed = Seed(world)
+    for side in sides.values():
+        for status in ("blocks", "blocked_by"):
+            source, target = (seed.task(f"{status} task", side.tenant) for _ in range(2))
+            named = {"source_task_id": source, "target_task_id": target, "relation_type": status}
+            seed.insert("task_relations", tenant_id=side.tenant, **named)
+        usage = {"run_id": str(uuid.uuid4()), "provider": "p", "model": "m", "cost_total_usd": 7}
+        world.execute("update agent_budgets set status = 'exceeded', monthly_limit_usd = 0 where tenant_id = %s", [B])
+        seed.insert("agent_usage", tenant_id=side.tenant, agent_id=side.agents["busy"], occurred_at="now", **usage)
+        seed.insert("notifications", tenant_id=side.tenant, type="t", title="t", actor_agent_id=side.agents["busy"])
+        seed.item(side.agents["idle"], status="done", completed_at="now")
+    world.execute("delete from agent_budgets where tenant_id = %s", [A])
+    for table, column in (("tasks", "title"), ("agent_inbox_items", "summary"), ("notifications", "title")):
+        world.execute(f"update {table} set {column} = 'secret-of-a ' || {column} where tenant_id = %s", [A])
+    world.execute("update workflow_runs set last_error = 'secret-of-a' where tenant_id = %s", [A])
+    world.execute("update agent_inbox_items set event_type = 'task_assignment' where status = 'pending'")
+
+
+def plant(crossed: Database, reference: Reference) -> None:
+    """Copies every row of B's for every row of A's that the column may name: the copy says B and names A's."""
+    query = """
+        insert into public.{relation}
+        select (jsonb_populate_record(null::public.{relation}, to_jsonb(theirs) || jsonb_build_object(
+                 'id', gen_random_uuid(), 'dedup_key', gen_random_uuid(), 'run_id', gen_random_uuid(),
+                 'slug', gen_random_uuid(), {column}, named.id, 'created_at', now() - interval '1 hour'))).*
+          from public.{relation} as theirs, public.{target} as named
+         where theirs.tenant_id = {b} and named.tenant_id = {a}
+            on conflict do nothing"""
+    with crossed.connect() as connection, connection.transaction():
+        connection.execute("set local session_replication_role = replica")
+        names = {"relation": sql.Identifier(reference.relation), "target": sql.Identifier(reference.target)}
+        values = {"column": sql.Literal(reference.column), "a": sql.Literal(A), "b": sql.Literal(B)}
+        copied = connection.execute(sql.SQL(query).format(**names, **values)).rowcount
+    assert copied > 0, reference
+
+
+TIME: Final = re.compile(r"\d{4}-\d\d-\d\d[T ]\d\d:\d\d:\d\d\S*")
+UUID: Final = re.compile(r"[0-9a-f]{8}(?:-[0-9a-f]{4}){3}-[0-9a-f]{12}")
+CLOCK: Final = re.compile(r"(^ms$|seconds|_in$|_for$|^age$|^at$|_after$)")
+
+
+def known_ids(database: Database) -> set[str]:
+    return set(UUID.findall(str(state_of(database.admin, tables(database), A))))
+
+
+def comparable(value: Any, known: set[str], key: str = "") -> Any:
+    """A value without what differs from one call to the next: the clock, and ids that the call has made."""
+    if isinstance(value, Mapping):
+        return {name: comparable(one, known, name) for name, one in value.items()}
+    if isinstance(value, list | tuple):
+        return [comparable(one, known, key) for one in value]
+    if isinstance(value, int | float) and CLOCK.search(key):
+        return "a number"
+    if value is None or isinstance(value, bool | int | float):
+        return value
+    text = TIME.sub("a time", str(value))
+    return UUID.sub(lambda found: found[0] if found[0] in known else "a new id", text)
+
+
+def tables(database: Database) -> list[str]:
+    return [
+        row["relname"]
+        for row in database.rows(
+            "select relname from pg_class join pg_attribute on attrelid = pg_class.oid and attname = 'tenant_id'"
+            " where relkind = 'r' and relnamespace = 'public'::regnamespace order by relname"
+        )
+    ]
+
+
+def state_of(connection: Connection, names: list[str], tenant: uuid.UUID) -> dict[str, list[Any]]:
+    """Every row of a tenant, by table."""
+    one = (
+        "select {name} as name, jsonb_agg(to_jsonb(row) order by to_jsonb(row)::text) as rows"
+        " from public.{table} as row where tenant_id = {tenant}"
+    )
+    parts = [
+        sql.SQL(one).format(name=sql.Literal(name), table=sql.Identifier(name), tenant=sql.Literal(tenant))
+        for name in names
+    ]
+    return {row["name"]: row["rows"] or [] for row in connection.execute(sql.SQL(" union all ").join(parts))}
+
+
+def sorted_state(state: Mapping[str, list[Any]], known: set[str]) -> dict[str, list[str]]:
+    return {name: sorted(str(comparable(row, known)) for row in rows) for name, rows in state.items()}
+
+
+def outcome(connection: Connection, function: Function, arguments: dict[str, object]) -> Any:
+    """What a call answers: its answer, or the error it raises."""
+    try:
+        with connection.transaction():
+            return call(connection, function, arguments)
+    except psycopg.Error as error:
+        return {"error": error.sqlstate, "message": str(error).splitlines()[0]}
+
+
+def test_s2_s3_s5_s11_no_function_minds_rows_of_another_tenant(pair: Pair) -> None:
+    """Answers and what is written are the same with and without them; they themselves are left alone."""
+    known, names = known_ids(pair.plain), tables(pair.plain)
+    differs, touched = {}, {}
+    for function in pair.functions:
+        for name, arguments in calls_of(function, pair.side):
+            found = []
+            for database in (pair.plain, pair.crossed):
+                connection = database.connect("service_role", autocommit=False)
+                before = state_of(connection, names, B)
+                answer = comparable(outcome(connection, function, arguments), known)
+                connection.execute("reset role")
+                found.append((answer, sorted_state(state_of(connection, names, A), known)))
+                if before != state_of(connection, names, B):
+                    touched[name] = database.name
+                connection.rollback()
+                connection.close()
+            if found[0] != found[1]:
+                differs[name] = found
+    assert differs == {}
+    assert touched == {}
+
+
+def test_s11_no_function_of_one_tenant_touches_the_other(pair: Pair) -> None:
+    """Every function, called for tenant B with everything else of A's: A's rows stay, and nothing of them is told."""
+    names = tables(pair.plain)
+    other = foreign_scope(pair)
+    touched, told = [], []
+    for function in pair.functions:
+        if not {"p_tenant_id", "p_instance_id"} & set(function.arguments):
+            assert function.name in BY_TOKEN_ALONE or not function.arguments, function.name
+            continue
+        for name, arguments in calls_of(function, pair.side):
+            connection = pair.plain.connect("service_role", autocommit=False)
+            before = state_of(connection, names, A)
+            crossed = arguments | {key: other[key] for key in other.keys() & arguments.keys()}
+            answer = outcome(connection, function, crossed)
+            connection.execute("reset role")
+            if before != state_of(connection, names, A):
+                touched.append(name)
+            if "secret-of-a" in str(answer):
+                told.append(name)
+            connection.rollback()
+            connection.close()
+    assert touched == []
+    assert told == []
+
+
+def foreign_scope(pair: Pair) -> dict[str, object]:
+    instance = pair.plain.value("select id from dispatcher_instances where tenant_id = %s", [B])
+    return {"p_tenant_id": B, "p_instance_id": instance, "p_gateway": "apart"}
+
+
+# -- many rows of the other tenant
+
+
+FLOOD: Final = 20_000
+READ: Final = """
+    select coalesce(sum(seq_tup_read + coalesce(idx_tup_fetch, 0)), 0)::integer
+      from pg_stat_xact_user_tables where relname = 'agent_inbox_items'"""
+
+
+@pytest.fixture(scope="module")
+def flooded(pair: Pair, cluster: PostgresServer) -> Iterator[Database]:
+    """The crossed world, where B has written many items, of every state, for one agent of A's."""
+    pair.crossed.close()
+    with cloned(cluster, pair.crossed.name) as database:
+        with database.connect() as connection, connection.transaction():
+            connection.execute("set local session_replication_role = replica")
+            connection.execute(
+                "insert into agent_inbox_items (tenant_id, agent_id, agent_slug, event_type, status, dedup_key,"
+                " created_at, attempt_count, leased_at, leased_until, failed_at, completed_at)"
+                " select %s, agents.id, 'x', 'heartbeat', (enum_range(null::inbox_item_status))[n %% 5 + 1], n || slug,"
+                " now() - interval '3 days', n %% 4, now(), now() + interval '1 hour', now(), now()"
+                " from agents, generate_series(1, %s) as n where agents.tenant_id = %s",
+                [B, FLOOD, A],
+            )
+        database.execute("analyze")
+        yield database
+
+
+def test_s4_no_function_reads_the_rows_of_another_tenant(pair: Pair, flooded: Database) -> None:
+    """By the rows that are read, which no load of this machine changes."""
+    read = {}
+    for function in pair.functions:
+        for name, arguments in calls_of(function, pair.side):
+            connection = flooded.connect("service_role", autocommit=False)
+            before = connection.execute(READ).fetchone()
+            outcome(connection, function, arguments)
+            after = connection.execute(READ).fetchone()
+            assert before is not None
+            assert after is not None
+            read[name] = after["coalesce"] - before["coalesce"]
+            connection.rollback()
+            connection.close()
+    assert {name: rows for name, rows in read.items() if rows > FLOOD / 100} == {}
+
+
+def test_s2_a_user_reaches_no_agent_of_another_tenant(cluster: PostgresServer, yourhq_template: str) -> None:
+    """As it was found: a user of B puts a text into the inbox of A's agent, with a real claim, on YourHQ's tables."""
+    with cloned(cluster, yourhq_template) as database:
+        seed = Seed(database)
+        agent, theirs = seed.agent("ada"), seed.agent("bob", "theirs", B)
+        user = database.connect("authenticated", {"app_metadata": {"tenant_id": str(B)}})
+        insert = "insert into agent_inbox_items (tenant_id, agent_id, agent_slug, event_type, summary, dedup_key)"
+        for number, name in enumerate((agent, theirs)):
+            user.execute(f"{insert} values (%s, %s, 'x', 'heartbeat', 'injected', %s)".encode(), [B, name, str(number)])
+        daemon = Dispatcher(database)
+        assert daemon.claim(agent)["skip_reason"] == "no_actionable_work"
+        leased = daemon.call("lease_inbox_items", p_tenant_id=A, p_agent_slug="ada")
+        assert leased["items"] == []
+        [bobs] = daemon.call("lease_inbox_items", p_tenant_id=B, p_agent_slug="bob")["items"]
+        assert bobs["summary"] == "injected"

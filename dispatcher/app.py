@@ -496,16 +496,17 @@ class Daemon:
 
     # -- the life of the daemon
 
-    def run(self, signals: SignalCollector) -> int:
+    def run(self, signals: SignalCollector, on_registered: Callable[[], object] = lambda: None) -> int:
         """Runs until a signal, now or before, or the unasked end of a service; the exit code of the process.
 
-        Raises what the registration raises.
+        Raises what the registration raises; it holds no connection then.
         """
         prepare_parent()
         signals.listen(self._on_signal)
         registration = None if signals.count else self._register_unless_told_to_stop()
         if registration is None:
             return self._end_unregistered()
+        on_registered()
         self._group = group = self._build_services(registration)
         if signals.count:  # before there was a group to interrupt
             group.interrupt()
@@ -535,6 +536,7 @@ class Daemon:
         threading.Thread(target=self._register_and_tell, name="register", daemon=True).start()
         outcome = self._registered.get()
         if isinstance(outcome, BaseException):
+            self._rest.close()
             raise outcome
         return outcome
 

@@ -244,14 +244,14 @@ class Settings(BaseSettings):
     )
     gateway_id: OneLine = _setting(
         allowed="a slug of `gateways`, 1 to 200 characters",
-        meaning="gateway this daemon serves; unset or `default`: taken from secrets/gateway.env",
+        meaning="gateway this daemon serves; unset or `default`: taken from secrets/gateway.env where that names one",
         min_length=1,
         max_length=200,
     )
     wait_for_config: Boolean = _setting(
         default=False,
         allowed=_BOOLEAN_RANGE,
-        meaning="wait for URL, key and gateway to be set instead of ending with 78",
+        meaning="wait for URL, key and gateway to be set, and for the gateway's row, instead of ending with 78",
     )
 
     # -- openclaw

@@ -61,7 +61,8 @@ def gather(environ: Mapping[str, str], cwd: Path, not_from_folder: Collection[st
     faults += _misplaced(folder, not_from_folder - environment.values.keys())
     faults += _torn_pair((environment, folder, gateway))
     local = {**folder.values, **environment.values}
-    if local.get("GATEWAY_ID") == "default":
+    # YourHQ's containers are given `default` until onboarding has written a name; its seed has a gateway so called.
+    if local.get("GATEWAY_ID") == "default" and "GATEWAY_ID" in gateway.values:
         del local["GATEWAY_ID"]
     return Gathered({**gateway.values, **local, "OPENCLAW_HOME": str(home)}, faults, warnings)
 

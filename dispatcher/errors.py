@@ -32,7 +32,7 @@ class ConfigurationPending(SettingsError):
 
 
 class UnknownGateway(SettingsError):
-    """`GATEWAY_ID` matches no row of `gateways`; the text names the known slugs."""
+    """`GATEWAY_ID` matches no row of `gateways`; the text names the known slugs. WAIT_FOR_CONFIG waits for it."""
 
 
 class MigrationsMissing(SettingsError):

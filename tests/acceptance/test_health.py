@@ -385,3 +385,24 @@ def test_c21_waiting_for_configuration_is_alive_and_not_ready(start_daemon: Star
     assert (health(daemon)[0], health(daemon, "--ready")[0]) == (0, 1)
     assert daemon.stop() == 0
     assert verdict(daemon)["status"] == "absent"
+
+
+def test_y7_a_gateway_whose_row_is_not_there_yet_is_waited_for(
+    seed: Seed, database: Database, start_daemon: StartDaemon
+) -> None:
+    daemon = start_daemon(WAIT_FOR_CONFIG="true", GATEWAY_ID="later")
+    [line] = daemon.wait_for("config.waiting")
+    assert "'later' is no gateway" in line["msg"]
+    seen = wait_for(daemon, "waiting")
+    assert "later" in seen["causes"][0]
+    seed.gateway("later")
+    daemon.wait_for("daemon.ready", gateway="later")
+    assert len(daemon.of("config.waiting")) == 1
+    assert database.value("select state from dispatcher_instances") == "running"
+
+
+def test_y7_a_stop_while_the_row_is_waited_for_is_a_good_end(start_daemon: StartDaemon) -> None:
+    daemon = start_daemon(WAIT_FOR_CONFIG="true", GATEWAY_ID="later")
+    daemon.wait_for("config.waiting")
+    assert daemon.stop(deadline=5) == 0
+    assert verdict(daemon)["status"] == "absent"

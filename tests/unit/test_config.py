@@ -193,6 +193,10 @@ def test_environment_beats_dotenv_beats_gateway_env(tmp_path: Path) -> None:
     assert settings.supabase_service_role_key.get_secret_value() == KEY
 
 
+def test_y8_default_is_the_gateway_of_that_name_where_no_file_names_another(tmp_path: Path) -> None:
+    assert load_settings({**GOOD, "HOME": str(tmp_path), "GATEWAY_ID": "default"}, cwd=tmp_path).gateway_id == "default"
+
+
 def test_a_dollar_in_a_value_is_a_dollar(tmp_path: Path) -> None:
     (tmp_path / ".env").write_text("GATEWAY_ID=a${HOME}b\n")
     assert load_settings({**GOOD, "HOME": "/x", "GATEWAY_ID": ""}, cwd=tmp_path).gateway_id == "a${HOME}b"

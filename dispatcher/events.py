@@ -10,7 +10,9 @@ DAEMON_STOPPING: Final = "daemon.stopping"  # a signal came or a service ended; 
 DAEMON_STOPPED: Final = "daemon.stopped"  # everything has ended; no child is left
 DAEMON_CRASHED: Final = "daemon.crashed"  # an error nobody expected ends the daemon; please report it
 SCHEMA_DIFFERS: Final = "schema.differs"  # at the start: the database's schema is newer, or changed by hand, or unknown
-CONFIG_WAITING: Final = "config.waiting"  # WAIT_FOR_CONFIG: settings or the gateway's row are missing, and asked for again
+CONFIG_WAITING: Final = (
+    "config.waiting"  # WAIT_FOR_CONFIG: settings or the gateway's row are missing, and asked for again
+)
 CONFIG_KEY_EXPOSED: Final = (
     "config.key_exposed"  # at the start: other users of the host may read the service key's file
 )

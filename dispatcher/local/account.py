@@ -1,7 +1,8 @@
 """Where an unprivileged PostgreSQL may live: account, reachable directory, a readable copy of its programs.
 
-PostgreSQL refuses to run as root. Run by root, it is therefore given to `nobody`, who can reach neither a
-0700 home nor a virtual environment in it; both then get a place outside, once.
+PostgreSQL refuses to run as root. Run by root, it is therefore given to an account of its own, made once: what runs
+as the same account may read its memory and change its files, which makes it a superuser of the database. The account
+can reach neither a 0700 home nor a virtual environment in it; both then get a place outside, once.
 """
 
 import importlib.metadata
@@ -10,8 +11,11 @@ import os
 import pwd
 import shutil
 import stat
+import subprocess
+import sys
 import tempfile
 import time
+from functools import cache
 from pathlib import Path
 
 from dispatcher.errors import DispatcherError
@@ -22,14 +26,51 @@ _PREFIX = "openclaw-dispatcher-"
 _SHARED_PROGRAMS = Path("/var/cache/openclaw-dispatcher")
 # A directory is made, then linked; in between nobody may take it for an orphan.
 _ORPHAN_AGE = 60.0
+ACCOUNT = "openclaw-local"
+# What useradd answers while another changes /etc/passwd; others may make it at the same time.
+_PASSWD_LOCKED = 1
+_ACCOUNT_TRIES = 50
+_ACCOUNT_PAUSE = 0.1
 
 
+@cache
 def server_account() -> Account | None:
-    """The account PostgreSQL runs as: None for our own, `nobody` when we are root."""
+    """The account PostgreSQL runs as: None for our own; its own when we are root, made where it is missing."""
     if os.geteuid() != 0:
         return None
-    entry = pwd.getpwnam("nobody")
+    return _account(ACCOUNT) or _made_account() or _shared_account()
+
+
+def _account(name: str) -> Account | None:
+    try:
+        entry = pwd.getpwnam(name)
+    except KeyError:
+        return None
     return Account(entry.pw_uid, entry.pw_gid)
+
+
+def _made_account() -> Account | None:
+    command = ["useradd", "--system", "--user-group", "--no-create-home", "--home-dir", "/nonexistent"]
+    for _ in range(_ACCOUNT_TRIES):
+        try:
+            made = subprocess.run(
+                [*command, "--shell", "/usr/sbin/nologin", ACCOUNT], capture_output=True, timeout=30, check=False
+            )
+        except (OSError, subprocess.TimeoutExpired):
+            return None
+        found = _account(ACCOUNT)  # made by us, or by another who was first
+        if found or made.returncode != _PASSWD_LOCKED:
+            return found
+        time.sleep(_ACCOUNT_PAUSE)
+    return None
+
+
+def _shared_account() -> Account | None:
+    sys.stderr.write(
+        f"dispatcher: the account {ACCOUNT} cannot be made, so PostgreSQL runs as nobody: every process of nobody can "
+        f"take over this database. Make it: useradd --system {ACCOUNT}\n"
+    )
+    return _account("nobody")
 
 
 def can_reach(path: Path, account: Account) -> bool:
@@ -53,10 +94,23 @@ def data_directory(link: Path, account: Account | None) -> Path:
     if not link.exists():
         _make_for(link, account)
     elif not can_reach(link, account):
-        _move_outside(link, account)
+        _move_outside(link)
     data = link.resolve()
-    os.chown(data, account.uid, account.gid)
+    _hand_over(data, account)
     return data
+
+
+def _hand_over(data: Path, account: Account) -> None:
+    """Give the directory to the account, with all that belonged to its owner so far."""
+    former = data.stat().st_uid
+    if former == account.uid:
+        return
+    for _, folders, files, folder_fd in os.fwalk(data, follow_symlinks=False):
+        for name in (*folders, *files):
+            # Only what was the former owner's: a hard link to a file of somebody else stays theirs.
+            if os.stat(name, dir_fd=folder_fd, follow_symlinks=False).st_uid == former:
+                os.chown(name, account.uid, account.gid, dir_fd=folder_fd, follow_symlinks=False)
+    os.chown(data, account.uid, account.gid)
 
 
 def _make_for(link: Path, account: Account) -> None:
@@ -71,12 +125,11 @@ def _make_for(link: Path, account: Account) -> None:
     link.symlink_to(outside / "data")
 
 
-def _move_outside(link: Path, account: Account) -> None:
+def _move_outside(link: Path) -> None:
     """A parent has become private since the data was made."""
     outside = _outside_for(link)
+    # A move between file systems is a copy, owned by us: `_hand_over` follows.
     shutil.move(link.resolve(), outside / "data")
-    for path in (outside / "data").rglob("*"):  # a move between file systems is a copy, owned by us
-        os.chown(path, account.uid, account.gid, follow_symlinks=False)
     link.unlink(missing_ok=True)
     link.symlink_to(outside / "data")
 
@@ -93,10 +146,15 @@ def _remove_orphans() -> None:
     """Data whose stack directory has been deleted is of no use to anybody."""
     for outside in _OUTSIDE.glob(f"{_PREFIX}*"):
         owner = outside / "owner"
-        if not owner.is_file() or owner.stat().st_uid != os.geteuid():
+        if not _is_our_folder(outside) or not owner.is_file():
             continue
         if time.time() - owner.stat().st_mtime > _ORPHAN_AGE and not _is_linked(outside):
             shutil.rmtree(outside, ignore_errors=True)
+
+
+def _is_our_folder(path: Path) -> bool:
+    found = path.lstat()
+    return stat.S_ISDIR(found.st_mode) and found.st_uid == os.geteuid()
 
 
 def _is_linked(outside: Path) -> bool:

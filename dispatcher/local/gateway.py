@@ -26,6 +26,7 @@ _HOP_HEADERS = frozenset(
     {"connection", "keep-alive", "proxy-connection", "te", "trailer", "transfer-encoding", "upgrade", "host"}
 )
 _WHOLE_BODY_LIMIT = 1 << 20
+_LOOPBACK_HOSTS = frozenset({"127.0.0.1", "localhost"})
 _NO_KEY = {
     "message": "No API key found in request",
     "hint": "No `apikey` request header or url param was found.",
@@ -41,6 +42,7 @@ class KeyRing:
     """Which keys open the project, and the JWT each stands for behind the gateway."""
 
     def __init__(self, keys: Keys) -> None:
+        self._service_jwt = keys.service_role_key
         self._jwt_of = {
             keys.anon_key: keys.anon_key,
             keys.service_role_key: keys.service_role_key,
@@ -54,6 +56,10 @@ class KeyRing:
             if hmac.compare_digest(known.encode(), key.encode()):
                 return token
         return None
+
+    def is_service_key(self, key: str | None) -> bool:
+        """Whether this key, of either style, may do everything."""
+        return key is not None and self.jwt_for(key) == self._service_jwt
 
     def authorization_for(self, api_key: str | None, authorization: str | None) -> str | None:
         """The Authorization header to pass on; None means refuse.
@@ -150,9 +156,9 @@ class Gateway:
         application.router.add_get("/realtime/v1/websocket", self._websocket)
         application.router.add_get("/socket/websocket", self._websocket)
         application.router.add_route("*", "/functions/v1/{path:.*}", _functions_not_started)
-        application.router.add_post("/__local/faults", self._set_faults)
-        application.router.add_get("/__local/faults", self._get_faults)
-        application.router.add_get("/__local/status", self._get_status)
+        application.router.add_post("/__local/faults", _for_programs_here(self._set_faults))
+        application.router.add_get("/__local/faults", _for_programs_here(self._get_faults))
+        application.router.add_get("/__local/status", _for_programs_here(self._get_status))
         return application
 
     async def _rest(self, request: web.Request) -> web.StreamResponse:
@@ -212,8 +218,8 @@ class Gateway:
 
     async def _set_faults(self, request: web.Request) -> web.Response:
         """JSON like {"realtime": {"silence": true}, "rest": {"down_for": 5}}; answers how all stand."""
-        if request.content_type != "application/json" or request.remote != "127.0.0.1":
-            return web.json_response({"message": "JSON from this machine only"}, status=HTTPStatus.FORBIDDEN)
+        if request.content_type != "application/json" or not self._ring.is_service_key(request.headers.get("apikey")):
+            return web.json_response({"message": "JSON, and the service key as apikey"}, status=HTTPStatus.FORBIDDEN)
         try:
             self._apply_faults(await request.json())
         except (ValueError, AttributeError, TypeError) as error:
@@ -238,6 +244,18 @@ class Gateway:
     async def _get_status(self, _: web.Request) -> web.Response:
         status = await asyncio.to_thread(self._status)
         return web.json_response(status, dumps=lambda value: json.dumps(value, default=str))
+
+
+def _for_programs_here(handler: Handler) -> Handler:
+    """Not for web pages: those of another origin name it, those behind a name that leads here name that as host."""
+
+    async def handle(request: web.Request) -> web.StreamResponse:
+        is_ours = request.remote == "127.0.0.1" and (request.url.host or "") in _LOOPBACK_HOSTS
+        if not is_ours or "Origin" in request.headers:
+            return web.json_response({"message": "for programs of this machine only"}, status=HTTPStatus.FORBIDDEN)
+        return await handler(request)
+
+    return handle
 
 
 def _passed_on(headers: Mapping[str, str]) -> CIMultiDict[str]:

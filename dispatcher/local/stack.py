@@ -4,6 +4,7 @@ import fcntl
 import json
 import os
 import signal
+import stat
 import threading
 from collections.abc import Callable
 from contextlib import suppress
@@ -122,7 +123,8 @@ class Stack:
 
     def start(self) -> StackInfo:
         """Start everything and return when it serves."""
-        self.directory.mkdir(parents=True, exist_ok=True)
+        self.directory.mkdir(mode=0o700, parents=True, exist_ok=True)
+        _refuse_a_shared_folder(self.directory)
         self._lock = _lock(self.directory)
         try:
             self._start_parts(_read_state(self.directory))
@@ -239,7 +241,7 @@ class Stack:
 
 def _lock(directory: Path) -> IO[str]:
     """Held open for the life of the stack; the kernel frees it however the process ends."""
-    lock = (directory / "lock").open("a")
+    lock = os.fdopen(_own_file(directory / "lock"), "a")
     try:
         fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
     except OSError:
@@ -250,6 +252,22 @@ def _lock(directory: Path) -> IO[str]:
             f" ({earlier.get('api_url', 'starting')}); stop it first, or choose another --dir"
         ) from None
     return lock
+
+
+def _refuse_a_shared_folder(directory: Path) -> None:
+    """Whoever may write there could put keys of theirs in the place of ours."""
+    found = directory.stat()
+    if found.st_uid != os.geteuid():
+        raise DispatcherError(f"{directory} belongs to user {found.st_uid}, not to us; choose another --dir")
+    if found.st_mode & (stat.S_IWGRP | stat.S_IWOTH):
+        raise DispatcherError(f"{directory} can be written by other users; chmod go-w it, or choose another --dir")
+
+
+def _own_file(path: Path) -> int:
+    """A file that nobody else can open: a lock on one that others can read is theirs to take."""
+    fd = os.open(path, os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW | os.O_CLOEXEC, 0o600)
+    os.fchmod(fd, 0o600)
+    return fd
 
 
 def _read_state(directory: Path) -> dict[str, Any]:

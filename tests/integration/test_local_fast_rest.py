@@ -22,7 +22,7 @@ def connected(api: Api) -> Iterator[socket.socket]:
 
 
 def request(api: Api, path: str, method: str = "GET", body: bytes = b"", extra: str = "") -> bytes:
-    head = f"{method} {path} HTTP/1.1\r\nHost: x\r\napikey: {api.keys.service_role_key}\r\n{extra}"
+    head = f"{method} {path} HTTP/1.1\r\nHost: 127.0.0.1\r\napikey: {api.keys.service_role_key}\r\n{extra}"
     return f"{head}Content-Length: {len(body)}\r\n\r\n".encode() + body
 
 

@@ -153,32 +153,39 @@ def test_without_postgrest_the_gateway_answers_502_and_then_recovers(http: httpx
     assert http.get("/rest/v1/agents", headers=headers).status_code == 200
 
 
-def set_faults(http: httpx.Client, **parts: object) -> httpx.Response:
-    return http.post("/__local/faults", json=parts)
+@pytest.fixture
+def operator(api: Api) -> Iterator[httpx.Client]:
+    """Who may set fault switches."""
+    with httpx.Client(base_url=api.url, trust_env=False, timeout=10, headers=key_of(api, "service_role_key")) as client:
+        yield client
 
 
-def test_a_failing_answer_comes_as_often_as_asked_for(http: httpx.Client, api: Api) -> None:
+def set_faults(operator: httpx.Client, **parts: object) -> httpx.Response:
+    return operator.post("/__local/faults", json=parts)
+
+
+def test_a_failing_answer_comes_as_often_as_asked_for(http: httpx.Client, api: Api, operator: httpx.Client) -> None:
     headers = key_of(api, "service_role_key")
     body = {"code": "PGRST202", "message": "Could not find the function"}
-    answer = set_faults(http, rest={"fail": 2, "status": 404, "body": body})
+    answer = set_faults(operator, rest={"fail": 2, "status": 404, "body": body})
     assert answer.json()["rest"]["fail"] == 2
     seen = [http.get("/rest/v1/agents", headers=headers) for _ in range(3)]
     assert [each.status_code for each in seen] == [404, 404, 200]
     assert seen[0].json() == body
 
 
-def test_a_fault_touches_only_the_paths_it_names(http: httpx.Client, api: Api) -> None:
+def test_a_fault_touches_only_the_paths_it_names(http: httpx.Client, api: Api, operator: httpx.Client) -> None:
     headers = key_of(api, "service_role_key")
-    set_faults(http, rest={"fail": -1, "match": "/gateways"})
+    set_faults(operator, rest={"fail": -1, "match": "/gateways"})
     codes = [http.get(f"/rest/v1/{table}", headers=headers).status_code for table in ("agents", "gateways")]
     assert codes == [200, 503]
 
 
 def test_a_lost_reply_is_a_call_that_was_carried_out(
-    http: httpx.Client, api: Api, database: Database, seed: Seed
+    http: httpx.Client, api: Api, operator: httpx.Client, database: Database, seed: Seed
 ) -> None:
     gateway = str(seed.gateway())
-    set_faults(http, rest={"lose_replies": 1})
+    set_faults(operator, rest={"lose_replies": 1})
     with pytest.raises(httpx.TransportError):
         http.post(
             "/rest/v1/agents",
@@ -188,17 +195,17 @@ def test_a_lost_reply_is_a_call_that_was_carried_out(
     assert database.value("select count(*) from public.agents") == 1
 
 
-def test_a_cut_connection_carries_nothing_out(http: httpx.Client, api: Api) -> None:
+def test_a_cut_connection_carries_nothing_out(http: httpx.Client, api: Api, operator: httpx.Client) -> None:
     headers = key_of(api, "service_role_key")
-    set_faults(http, rest={"cut": 1})
+    set_faults(operator, rest={"cut": 1})
     with pytest.raises(httpx.TransportError):
         http.get("/rest/v1/agents", headers=headers)
     assert http.get("/rest/v1/agents", headers=headers).status_code == 200
 
 
-def test_down_ends_by_itself(http: httpx.Client, api: Api) -> None:
+def test_down_ends_by_itself(http: httpx.Client, api: Api, operator: httpx.Client) -> None:
     headers = key_of(api, "service_role_key")
-    set_faults(http, rest={"down_for": 0.2})
+    set_faults(operator, rest={"down_for": 0.2})
     with pytest.raises(httpx.TransportError):
         http.get("/rest/v1/agents", headers=headers)
     wait_until(lambda: http.get("/__local/faults").json()["rest"]["down_for"] == 0)
@@ -216,15 +223,38 @@ def test_down_ends_by_itself(http: httpx.Client, api: Api) -> None:
         [],
     ],
 )
-def test_a_wrong_fault_changes_nothing(http: httpx.Client, wanted: object) -> None:
+def test_a_wrong_fault_changes_nothing(http: httpx.Client, operator: httpx.Client, wanted: object) -> None:
     before = http.get("/__local/faults").json()
-    assert http.post("/__local/faults", json=wanted).status_code == 400
+    assert operator.post("/__local/faults", json=wanted).status_code == 400
     assert http.get("/__local/faults").json() == before
 
 
-def test_a_form_from_a_web_page_cannot_set_faults(http: httpx.Client) -> None:
-    answer = http.post("/__local/faults", content='{"rest": {"fail": -1}}', headers={"Content-Type": "text/plain"})
+@pytest.mark.parametrize(
+    "sent",
+    [
+        {"Content-Type": "text/plain"},
+        {"Origin": "http://evil.example"},
+        {"Origin": "null"},
+        {"Host": "evil.example"},
+        {"Host": "127.0.0.1.evil.example"},
+        {"apikey": "nonsense"},
+        {"apikey": ""},
+    ],
+    ids=str,
+)
+def test_s15_a_web_page_cannot_set_faults(http: httpx.Client, operator: httpx.Client, sent: dict[str, str]) -> None:
+    headers = {"Content-Type": "application/json", **sent}
+    answer = operator.post("/__local/faults", content='{"rest": {"fail": -1}}', headers=headers)
     assert answer.status_code == 403
+    assert http.get("/__local/faults").json()["rest"]["fail"] == 0
+
+
+@pytest.mark.parametrize("key", ["anon_key", "publishable_key", None])
+def test_s15_without_the_service_key_nobody_sets_faults(http: httpx.Client, api: Api, key: str | None) -> None:
+    headers = key_of(api, key) if key else {}
+    assert http.post("/__local/faults", json={"rest": {"fail": -1}}, headers=headers).status_code == 403
+    assert http.get("/__local/faults", headers={"Host": "evil.example"}).status_code == 403
+    assert http.get("/__local/status", headers={"Origin": "http://evil.example"}).status_code == 403
 
 
 def test_status_tells_what_runs(http: httpx.Client, api: Api) -> None:

@@ -1,12 +1,15 @@
 """The parts of the stack for chaos tests, and what a killed run leaves behind."""
 
 import os
+import pwd
 import signal
 import socket
+import stat
 import subprocess
 import threading
 import time
 from collections.abc import Iterator
+from contextlib import closing
 from pathlib import Path
 
 import httpx
@@ -15,12 +18,15 @@ import psycopg
 import pytest
 
 from dispatcher.cli.local import project_stack
+from dispatcher.errors import DispatcherError
 from dispatcher.local import account, children
+from dispatcher.local import stack as stack_module
 from dispatcher.local.postgres import PidFile, PostgresServer, free_port, parse_pid_file
 from dispatcher.local.stack import Stack
 from tests.support.waiting import wait_until
 
 PASSWORD = "0123456789abcdef"
+as_root = pytest.mark.skipif(os.geteuid() != 0, reason="is about what root starts")
 
 
 @pytest.fixture
@@ -245,3 +251,79 @@ def test_two_free_ports_are_not_the_same_when_taken() -> None:
         taken.bind(("127.0.0.1", free_port()))
         taken.listen()
         assert free_port() != taken.getsockname()[1]
+
+
+def as_nobody(*command: str) -> subprocess.CompletedProcess[str]:
+    entry = pwd.getpwnam("nobody")
+    return subprocess.run(
+        command, user=entry.pw_uid, group=entry.pw_gid, extra_groups=[], cwd="/", capture_output=True, text=True,
+        timeout=30, check=False,
+    )  # fmt: skip
+
+
+@as_root
+def test_s15_the_database_of_root_is_no_other_accounts(server: PostgresServer) -> None:
+    """Whoever runs as the server's account reads its memory and rewrites who may come in: it has to be its own."""
+    assert server.process is not None
+    owner = psutil.Process(server.process.pid).uids().real
+    assert owner == pwd.getpwnam(account.ACCOUNT).pw_uid
+    assert owner not in {0, pwd.getpwnam("nobody").pw_uid}
+    data = (server.directory / "postgres").resolve()
+    for command in (
+        ("cat", str(data / "pg_hba.conf")),
+        ("sh", "-c", f"echo >>{data}/pg_hba.conf"),
+        ("cat", f"/proc/{server.process.pid}/environ"),
+        ("kill", "-HUP", str(server.process.pid)),
+    ):
+        assert as_nobody(*command).returncode != 0, command
+
+
+@as_root
+def test_s15_data_of_an_earlier_account_is_handed_over(tmp_path: Path) -> None:
+    data = tmp_path / "data"
+    (data / "base" / "1").mkdir(parents=True)
+    (data / "base" / "file").write_text("")
+    nobody = pwd.getpwnam("nobody")
+    for path in (data, *data.rglob("*")):
+        os.chown(path, nobody.pw_uid, nobody.pw_gid)
+    (data / "of_root").write_text("")
+    own = account.server_account()
+    assert own is not None
+    assert account.data_directory(data, own).stat().st_uid == own.uid
+    found = [path for link in [data.resolve()] for path in link.rglob("*")]
+    owners = {path.name: path.stat().st_uid for path in found}
+    assert owners == {"base": own.uid, "1": own.uid, "file": own.uid, "of_root": 0}
+    account.remove_data(data)
+
+
+def test_s15_what_the_stack_keeps_is_its_users_alone(stack: Stack) -> None:
+    assert stat.S_IMODE(stack.directory.stat().st_mode) == 0o700
+    modes = {
+        path.name: stat.S_IMODE(path.lstat().st_mode) for path in stack.directory.iterdir() if not path.is_symlink()
+    }
+    assert {"lock", "keys.json", "stack.json", "postgres.log", "postgrest.log"} <= modes.keys()
+    assert {mode & 0o077 for name, mode in modes.items() if name != "postgres"} == {0}
+
+
+def test_s15_the_lock_file_is_for_nobody_else_to_hold(tmp_path: Path) -> None:
+    """A lock file that others can open is theirs to hold: one left by an earlier version is closed to them."""
+    (tmp_path / "lock").touch(mode=0o644)
+    with closing(stack_module._lock(tmp_path)):
+        assert stat.S_IMODE((tmp_path / "lock").stat().st_mode) == 0o600
+    (tmp_path / "lock").unlink()
+    (tmp_path / "lock").symlink_to(tmp_path / "elsewhere")
+    with pytest.raises(OSError, match="lock"):
+        stack_module._lock(tmp_path)
+    assert not (tmp_path / "elsewhere").exists()
+
+
+def test_s15_a_folder_that_others_may_write_is_refused(tmp_path: Path) -> None:
+    """They could put keys of theirs there."""
+    (tmp_path / "shared").mkdir()
+    (tmp_path / "shared").chmod(0o777)
+    with pytest.raises(DispatcherError, match="can be written by other users"):
+        Stack(tmp_path / "shared").start()
+    if os.geteuid() == 0:
+        os.chown(tmp_path / "shared", 65_534, 65_534)
+        with pytest.raises(DispatcherError, match="belongs to user 65534"):
+            Stack(tmp_path / "shared").start()

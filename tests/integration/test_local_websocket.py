@@ -56,7 +56,12 @@ def test_a_wrong_key_is_refused_in_the_handshake(api: Api, key: str) -> None:
 def test_faults_set_over_http_reach_realtime(api: Api, database: Database) -> None:
     with dial(api, api.keys.service_role_key) as socket:
         join(socket, "gateway:x")
-        answer = httpx.post(f"{api.url}/__local/faults", json={"realtime": {"drop_events": 1}}, trust_env=False)
+        answer = httpx.post(
+            f"{api.url}/__local/faults",
+            json={"realtime": {"drop_events": 1}},
+            headers={"apikey": api.keys.service_role_key},
+            trust_env=False,
+        )
         assert answer.json()["realtime"]["drop_events"] == 1
         for number in (1, 2):
             database.execute("select realtime.send(jsonb_build_object('n', %s::int), 'e', 'gateway:x')", (number,))

@@ -1073,6 +1073,25 @@ CREATE FUNCTION dispatcher.deadline_of_run(p_claimed_at timestamp with time zone
 
 COMMENT ON FUNCTION dispatcher.deadline_of_run(p_claimed_at timestamp with time zone, p_minutes integer) IS 'When a claim runs out. A claim from beyond any clock counts from a year ahead, so that no sum overflows.';
 
+CREATE FUNCTION dispatcher.definition_remedy(p_kind text, p_name text, p_definition text) RETURNS text
+    LANGUAGE sql IMMUTABLE
+    SET search_path TO ''
+    AS $_$
+  select case p_kind
+    when 'default' then format('alter table %s alter column %s %s', named.parent, named.own,
+      case p_definition when '' then 'drop default' when 'identity' then 'add generated always as identity'
+                        else 'set default ' || p_definition end)
+    when 'constraint' then format('alter table %1$s drop constraint if exists %2$s, add constraint %2$s %3$s',
+      named.parent, named.own, p_definition)
+    when 'index' then format('drop index if exists %s.%s; %s', split_part(named.parent, '.', 1), named.own,
+      p_definition)
+    when 'owner' then format('alter %s owner to %I', p_name, p_definition) end
+  from (select regexp_replace(p_name, '[.][^.]+$', '') as parent,
+               quote_ident(substring(p_name from '[^.]+$')) as own) as named
+$_$;
+
+COMMENT ON FUNCTION dispatcher.definition_remedy(p_kind text, p_name text, p_definition text) IS 'The statement that brings back a recorded definition; NULL where applying the files does.';
+
 CREATE FUNCTION dispatcher.depth_of_post(p_wake public.agent_wakes) RETURNS integer
     LANGUAGE sql STABLE
     SET search_path TO ''
@@ -1917,6 +1936,45 @@ end
 $$;
 
 COMMENT ON FUNCTION dispatcher.give_up_spent_items(p_sweeper dispatcher.claimant, p_limit integer) IS 'Items without attempts left become dead_letter, with the reason; one notification per agent.';
+
+CREATE FUNCTION dispatcher.granted_rights() RETURNS TABLE(kind text, name text, column_name text, grantee text, privilege text, grantor text, by_owner boolean)
+    LANGUAGE sql STABLE
+    SET search_path TO ''
+    AS $$
+  with objects (kind, name, column_name, owner, acl) as (
+    select case class.relkind when 'S' then 'sequence' else 'table' end, class.oid::regclass::text, null::text,
+           class.relowner,
+           coalesce(class.relacl, pg_catalog.acldefault(case class.relkind when 'S' then 's' else 'r' end::"char",
+                                                        class.relowner))
+      from pg_catalog.pg_class as class
+     where class.relnamespace in ('public'::regnamespace, 'dispatcher'::regnamespace)
+       and class.relkind in ('r', 'p', 'v', 'S')
+    union all
+    select 'table', class.oid::regclass::text, attribute.attname::text, class.relowner, attribute.attacl
+      from pg_catalog.pg_class as class
+      join pg_catalog.pg_attribute as attribute on attribute.attrelid = class.oid and attribute.attacl is not null
+     where class.relnamespace in ('public'::regnamespace, 'dispatcher'::regnamespace)
+    union all
+    select 'function', proc.oid::regprocedure::text, null, proc.proowner,
+           coalesce(proc.proacl, pg_catalog.acldefault('f', proc.proowner))
+      from pg_catalog.pg_proc as proc
+     where proc.pronamespace in ('public'::regnamespace, 'dispatcher'::regnamespace)
+    union all
+    select 'schema', namespace.nspname::text, null, namespace.nspowner,
+           coalesce(namespace.nspacl, pg_catalog.acldefault('n', namespace.nspowner))
+      from pg_catalog.pg_namespace as namespace
+     where namespace.nspname = 'dispatcher'
+  )
+  select objects.kind, objects.name, objects.column_name, coalesce(role.rolname::text, 'public'),
+         lower(grant_.privilege_type), grantor.rolname::text, grant_.grantor = objects.owner
+    from objects
+    cross join lateral pg_catalog.aclexplode(objects.acl) as grant_
+    left join pg_catalog.pg_roles as role on role.oid = grant_.grantee
+    join pg_catalog.pg_roles as grantor on grantor.oid = grant_.grantor
+   where grant_.grantee = 0 or role.rolname in ('anon', 'authenticated', 'service_role')
+$$;
+
+COMMENT ON FUNCTION dispatcher.granted_rights() IS 'What public, anon, authenticated and service_role may do with what stands in schemas public and dispatcher, and with the latter itself. by_owner: its owner can take the right back.';
 
 CREATE FUNCTION dispatcher.guard_workflow_transition() RETURNS trigger
     LANGUAGE plpgsql
@@ -3351,6 +3409,31 @@ $$;
 
 COMMENT ON FUNCTION dispatcher.mark_unrouted_runs(p_tick dispatcher.tick, p_limit integer) IS 'Queued runs whose type has no route carry blocker no_route until it has one. {unrouted, errors, again}.';
 
+CREATE FUNCTION dispatcher.mend_rights() RETURNS void
+    LANGUAGE plpgsql
+    SET search_path TO ''
+    AS $$
+declare
+  v_remedy text;
+begin
+  for v_remedy in
+    select remedy from dispatcher.missing_rights()
+    union all
+    -- What another role gave on, by a grant option, stays: the operator decides.
+    select remedy from dispatcher.schema_exposure() where remedy not like 'revoke grant option %'
+  loop
+    begin
+      execute v_remedy;
+    exception when others then
+      if dispatcher.must_abort(sqlstate) then raise; end if;
+      raise warning '% (%): type this as the owner: %', sqlerrm, sqlstate, v_remedy;
+    end;
+  end loop;
+end
+$$;
+
+COMMENT ON FUNCTION dispatcher.mend_rights() IS 'Gives back what is missing and takes back what is too much, each by itself. Tells what it may not.';
+
 CREATE FUNCTION dispatcher.merge_inbox_context(p_context jsonb, p_changes jsonb) RETURNS jsonb
     LANGUAGE sql IMMUTABLE PARALLEL SAFE
     SET search_path TO ''
@@ -3363,6 +3446,42 @@ CREATE FUNCTION dispatcher.merge_inbox_context(p_context jsonb, p_changes jsonb)
 $$;
 
 COMMENT ON FUNCTION dispatcher.merge_inbox_context(p_context jsonb, p_changes jsonb) IS 'An item''s context with changes laid over it. A context that is no object is kept under original_context.';
+
+CREATE FUNCTION dispatcher.missing_rights() RETURNS TABLE(name text, remedy text)
+    LANGUAGE sql STABLE
+    SET search_path TO ''
+    AS $$
+  with expected as (
+    select split_part(expected.name, ' ', 1) as grantee, split_part(expected.name, ' ', 2) as kind,
+           regexp_replace(expected.name, '^\S+ \S+ ', '') as object, right_.privilege
+      from dispatcher.expected_objects() as expected,
+           unnest(string_to_array(expected.definition, ', ')) as right_ (privilege)
+     where expected.kind = 'right' and (expected.base_of is null or dispatcher.owns(expected.base_of))
+  ),
+  granted as materialized (
+    select * from dispatcher.granted_rights() as grants where grants.column_name is null
+  ),
+  missing as (
+    select string_agg(expected.privilege, ', ' order by expected.privilege) as privileges,
+           expected.kind || ' ' || expected.object as object, expected.grantee
+      from expected
+     where case expected.kind when 'function' then to_regprocedure(expected.object) is not null
+                              when 'schema' then to_regnamespace(expected.object) is not null
+                              else to_regclass(expected.object) is not null end
+       and not exists (select from granted
+                        where granted.kind = expected.kind and granted.name = expected.object
+                          and granted.grantee = expected.grantee and granted.privilege = expected.privilege)
+     group by expected.kind, expected.object, expected.grantee
+    union all
+    select 'usage', 'schema public', 'service_role'
+     where not pg_catalog.has_schema_privilege('service_role', 'public', 'usage')
+  )
+  select privileges || ' on ' || object || ' to ' || grantee,
+         format('grant %s on %s to %s', privileges, object, grantee)
+    from missing
+$$;
+
+COMMENT ON FUNCTION dispatcher.missing_rights() IS 'Rights of service_role and authenticated that the files give and that are gone, each with the statement that gives it back.';
 
 CREATE FUNCTION dispatcher.must_abort(p_sqlstate text) RETURNS boolean
     LANGUAGE sql IMMUTABLE PARALLEL SAFE
@@ -3510,6 +3629,96 @@ end
 $$;
 
 COMMENT ON FUNCTION dispatcher.notify_operator(p_tenant_id uuid, p_type text, p_title text, p_body text, p_agent_id uuid, p_meta jsonb, p_entity_type text, p_entity_id uuid) IS 'Writes a notification about an agent (or p_entity_id). A side write: when it fails, what it tells about is done all the same and the fault is noted. True when it was written.';
+
+CREATE FUNCTION dispatcher.object_definitions() RETURNS TABLE(kind text, name text, definition text)
+    LANGUAGE sql STABLE
+    SET search_path TO ''
+    SET "TimeZone" TO 'UTC'
+    SET "DateStyle" TO 'ISO'
+    SET "IntervalStyle" TO 'postgres'
+    SET quote_all_identifiers TO 'off'
+    SET extra_float_digits TO '1'
+    AS $$
+  with ours as materialized (
+    select distinct expected.kind, expected.name from dispatcher.expected_objects() as expected
+     where expected.base_of is null or dispatcher.owns(expected.base_of)
+  ),
+  relations as materialized (
+    select class.oid, class.oid::regclass::text as name, class.relkind, class.relowner, class.reloptions
+      from pg_catalog.pg_class as class
+     where class.relnamespace in ('public'::regnamespace, 'dispatcher'::regnamespace)
+       and class.relkind in ('r', 'p', 'v')
+  ),
+  functions as materialized (
+    select proc.oid::regprocedure::text as name, role.rolname as owner
+      from pg_catalog.pg_proc as proc join pg_catalog.pg_roles as role on role.oid = proc.proowner
+     where proc.pronamespace in ('public'::regnamespace, 'dispatcher'::regnamespace)
+  ),
+  columns as materialized (
+    select attribute.attrelid, attribute.attnum, attribute.attidentity,
+           relations.name || '.' || attribute.attname as name
+      from pg_catalog.pg_attribute as attribute join relations on relations.oid = attribute.attrelid
+     where attribute.attnum > 0 and not attribute.attisdropped and relations.relkind <> 'v'
+  ),
+  found (kind, name, definition, of_kind, of_name) as materialized (
+    select 'view', relations.name,
+           concat_ws(' ', relations.reloptions::text, pg_catalog.pg_get_viewdef(relations.oid)), 'view', relations.name
+      from relations where relations.relkind = 'v'
+    union all
+    select 'constraint', relations.name || '.' || con.conname, pg_catalog.pg_get_constraintdef(con.oid),
+           'constraint', relations.name || '.' || con.conname
+      from relations
+      join pg_catalog.pg_constraint as con on con.conrelid = relations.oid and con.contype <> 'n'
+    union all
+    select 'index', relations.name || '.' || class.relname, pg_catalog.pg_get_indexdef(index.indexrelid),
+           'index', relations.name || '.' || class.relname
+      from relations
+      join pg_catalog.pg_index as index on index.indrelid = relations.oid
+      join pg_catalog.pg_class as class on class.oid = index.indexrelid
+     where not exists (select from pg_catalog.pg_constraint as con
+                        where con.conindid = index.indexrelid and con.contype in ('p', 'u', 'x'))
+    union all
+    select 'trigger', relations.name || '.' || trigger.tgname, pg_catalog.pg_get_triggerdef(trigger.oid),
+           'trigger', relations.name || '.' || trigger.tgname
+      from relations
+      join pg_catalog.pg_trigger as trigger on trigger.tgrelid = relations.oid and not trigger.tgisinternal
+    union all
+    select 'default', columns.name,
+           case when columns.attidentity <> '' then 'identity'
+                else coalesce(pg_catalog.pg_get_expr(value.adbin, value.adrelid), '') end, 'column', columns.name
+      from columns
+      left join pg_catalog.pg_attrdef as value on value.adrelid = columns.attrelid and value.adnum = columns.attnum
+    union all
+    select 'owner', object.kind || ' ' || relations.name, role.rolname, object.kind, relations.name
+      from relations
+      join pg_catalog.pg_roles as role on role.oid = relations.relowner
+      cross join lateral (values (case relations.relkind when 'v' then 'view' else 'table' end)) as object (kind)
+    union all
+    select 'owner', 'function ' || functions.name, functions.owner, 'function', functions.name from functions
+  )
+  select found.kind, found.name, found.definition from found
+   where (found.of_kind, found.of_name) in (select ours.kind, ours.name from ours)
+  union all
+  select 'policy', policy.polrelid::regclass::text || '.' || policy.polname,
+         concat_ws(' ', policy.polcmd, policy.polpermissive,
+           array(select coalesce(role.rolname, 'public') from unnest(policy.polroles) as member (oid)
+                   left join pg_catalog.pg_roles as role on role.oid = member.oid order by 1),
+           pg_catalog.pg_get_expr(policy.polqual, policy.polrelid), '|',
+           pg_catalog.pg_get_expr(policy.polwithcheck, policy.polrelid))
+    from pg_catalog.pg_policy as policy
+   where exists (select from ours where ours.kind = 'table' and ours.name = policy.polrelid::regclass::text)
+      or policy.polname = 'dispatcher_budget_topic' and policy.polrelid in (
+           select class.oid from pg_catalog.pg_class as class
+             join pg_catalog.pg_namespace as namespace on namespace.oid = class.relnamespace
+            where namespace.nspname = 'realtime' and class.relname = 'messages')
+  union all
+  select 'owner', 'schema dispatcher', role.rolname
+    from pg_catalog.pg_namespace as namespace
+    join pg_catalog.pg_roles as role on role.oid = namespace.nspowner
+   where namespace.nspname = 'dispatcher'
+$$;
+
+COMMENT ON FUNCTION dispatcher.object_definitions() IS 'What of the definitions of our objects each PostgreSQL writes in its own way: views, defaults, constraints, indexes, triggers, every policy on a table of ours, owners.';
 
 CREATE FUNCTION dispatcher.often_woken_agents(p_sweeper dispatcher.claimant, p_limit integer) RETURNS TABLE(agent_id uuid, agent_slug text, wakes integer)
     LANGUAGE sql STABLE
@@ -3711,7 +3920,7 @@ CREATE FUNCTION dispatcher.present_objects() RETURNS TABLE(kind text, name text,
   select 'function', proc.oid::regprocedure::text,
          md5(concat_ws('|', proc.prosrc, pg_catalog.pg_get_function_arguments(proc.oid),
                        pg_catalog.pg_get_function_result(proc.oid), language.lanname, proc.provolatile, proc.prosecdef,
-                       proc.proisstrict, proc.proconfig::text))
+                       proc.proisstrict, proc.proconfig::text, proc.proleakproof, proc.proparallel))
     from pg_catalog.pg_proc as proc
     join pg_catalog.pg_language as language on language.oid = proc.prolang
    where proc.pronamespace in ('public'::regnamespace, 'dispatcher'::regnamespace)
@@ -3742,9 +3951,17 @@ CREATE FUNCTION dispatcher.present_objects() RETURNS TABLE(kind text, name text,
   select 'policy', relations.name || '.' || policy.polname, policy.polcmd::text
     from relations
     join pg_catalog.pg_policy as policy on policy.polrelid = relations.oid
+  union all
+  select 'right', grants.grantee || ' ' || grants.kind || ' ' || grants.name,
+         string_agg(grants.privilege, ', ' order by grants.privilege)
+    from dispatcher.granted_rights() as grants
+   -- PostgreSQL 17 brought `maintain`: a right that no function of ours needs.
+   where grants.grantee in ('service_role', 'authenticated') and grants.column_name is null
+     and grants.privilege <> 'maintain'
+   group by grants.grantee, grants.kind, grants.name
 $$;
 
-COMMENT ON FUNCTION dispatcher.present_objects() IS 'Every function, table, view, type, column, constraint, index, trigger and policy of the schemas public and dispatcher, with what of its definition reads the same in every PostgreSQL.';
+COMMENT ON FUNCTION dispatcher.present_objects() IS 'Every function, table, view, type, column, constraint, index, trigger and policy of the schemas public and dispatcher, and what service_role and authenticated may do with it (right), with what of its definition reads the same in every PostgreSQL.';
 
 CREATE FUNCTION dispatcher.prune_old_rows(p_sweeper dispatcher.claimant, p_limit integer) RETURNS integer
     LANGUAGE plpgsql
@@ -3962,6 +4179,28 @@ end
 $$;
 
 COMMENT ON FUNCTION dispatcher.record_budget_event(p_tenant_id uuid, p_budget dispatcher.evaluated_budget, p_kind text, p_run_ids uuid[]) IS 'Writes a budget event once per budget, period and kind, and broadcasts it once unless it is a warning. Runs a hard stop has cancelled (p_run_ids) join its one event.';
+
+CREATE FUNCTION dispatcher.record_definitions(p_fingerprint text) RETURNS void
+    LANGUAGE plpgsql
+    SET search_path TO ''
+    AS $$
+declare
+  v_record record;
+begin
+  select * into v_record from dispatcher.recorded_objects where kind = 'record';
+  if v_record.name is not null and (v_record.name = p_fingerprint
+      or v_record.definition = 'kept' and coalesce(current_setting('dispatcher.runner', true), '') = 'on') then
+    update dispatcher.recorded_objects set name = p_fingerprint, definition = 'kept' where kind = 'record';
+    return;
+  end if;
+  delete from dispatcher.recorded_objects;
+  insert into dispatcher.recorded_objects (kind, name, definition)
+  select kind, name, definition from dispatcher.object_definitions()
+  union all select 'record', p_fingerprint, 'kept';
+end
+$$;
+
+COMMENT ON FUNCTION dispatcher.record_definitions(p_fingerprint text) IS 'Records the definitions as they are, where no record is or one of another version. A record of `dispatcher migrate` stands: it follows each file by itself.';
 
 CREATE FUNCTION dispatcher.record_workflow_transition() RETURNS trigger
     LANGUAGE plpgsql
@@ -4692,101 +4931,143 @@ $$;
 
 COMMENT ON FUNCTION dispatcher.runs_to_mark(p_tenant_id uuid) IS 'Queued runs whose blocker no_route is missing, or is true no more.';
 
-CREATE FUNCTION dispatcher.schema_drift() RETURNS TABLE(kind text, name text, problem text)
+CREATE FUNCTION dispatcher.schema_drift() RETURNS TABLE(kind text, name text, problem text, remedy text)
     LANGUAGE sql STABLE
     SET search_path TO ''
     AS $_$
   with expected as (
     select expected.* from dispatcher.expected_objects() as expected
-     where expected.base_of is null or dispatcher.owns(expected.base_of)
+     where expected.kind <> 'right' and (expected.base_of is null or dispatcher.owns(expected.base_of))
   ),
   present as materialized (
-    select * from dispatcher.present_objects()
+    select * from dispatcher.present_objects() as present where present.kind <> 'right'
+  ),
+  defined as materialized (
+    select * from dispatcher.object_definitions()
+  ),
+  found (kind, name, problem, remedy) as (
+    select expected.kind, expected.name, case when present.name is null then 'missing' else 'differs' end,
+           case when recorded.name is not null and expected.kind <> 'index'
+                  then dispatcher.definition_remedy(expected.kind, expected.name, recorded.definition)
+                when expected.kind = 'index' and present.name is not null
+                  then 'reindex index ' || split_part(expected.name, '.', 1) || '.' || split_part(expected.name, '.', 3)
+                when expected.kind = 'column' and present.name is not null
+                  then format('alter table %1$s alter column %2$s type %3$s using %2$s::%3$s, alter column %2$s %4$s',
+                    regexp_replace(expected.name, '[.][^.]+$', ''), split_part(expected.name, '.', 3),
+                    replace(expected.definition, ' not null', ''),
+                    case when expected.definition like '% not null' then 'set not null' else 'drop not null' end) end
+      from expected
+      left join present on present.kind = expected.kind and present.name = expected.name
+      left join dispatcher.recorded_objects as recorded on recorded.kind = expected.kind
+          and recorded.name = expected.name
+     where (present.name is null or present.definition <> expected.definition)
+           -- A table or view that is gone is told once, without its columns and all that stood on them.
+       and (expected.kind in ('table', 'view', 'type', 'function')
+            or exists (select from present as parent
+                        where parent.kind in ('table', 'view', 'type')
+                          and parent.name = regexp_replace(expected.name, '[.][^.]+$', '')))
+    union all
+    select present.kind, present.name, 'retired', null
+      from present
+     where present.kind in ('function', 'view', 'trigger')
+       and (present.name like 'dispatcher.%' or present.kind = 'trigger' and present.definition like 'dispatcher.%'
+            or exists (select from dispatcher.made_objects as made
+                        where made.kind = present.kind and made.name = present.name
+                           or present.kind = 'trigger' and made.name = split_part(present.definition, ' ', 1) || '()'))
+       and not exists (select from dispatcher.expected_objects() as expected
+                        where expected.kind = present.kind and expected.name = present.name)
+    union all
+    select recorded.kind, recorded.name, 'differs',
+           dispatcher.definition_remedy(recorded.kind, recorded.name, recorded.definition)
+      from dispatcher.recorded_objects as recorded
+      join defined on defined.kind = recorded.kind and defined.name = recorded.name
+     where defined.definition <> recorded.definition
+    union all
+    select 'policy', recorded.name, 'missing', null
+      from dispatcher.recorded_objects as recorded
+     where recorded.kind = 'policy' and recorded.name like 'realtime.%'
+       and not exists (select from defined where defined.kind = 'policy' and defined.name = recorded.name)
+    union all
+    select 'policy', defined.name, 'added', format('drop policy %s on %s',
+           quote_ident(substring(defined.name from '[^.]+$')), regexp_replace(defined.name, '[.][^.]+$', ''))
+      from defined
+     where defined.kind = 'policy' and defined.name not like 'realtime.%'
+       and not exists (select from expected where expected.kind = 'policy' and expected.name = defined.name)
+    union all
+    select 'right', missing.name, 'missing', missing.remedy from dispatcher.missing_rights() as missing
+    union all
+    select 'table', 'dispatcher.recorded_objects', 'has no record', null
+     where not exists (select from dispatcher.recorded_objects as recorded
+                        where recorded.kind = 'record' and recorded.definition = 'kept')
   )
-  select expected.kind, expected.name, case when present.name is null then 'missing' else 'differs' end
-    from expected
-    left join present on present.kind = expected.kind and present.name = expected.name
-   where (present.name is null or present.definition <> expected.definition)
-         -- A table or view that is gone is told once, without its columns and all that stood on them.
-     and (expected.kind in ('table', 'view', 'type', 'function')
-          or exists (select from present as parent
-                      where parent.kind in ('table', 'view', 'type')
-                        and parent.name = regexp_replace(expected.name, '[.][^.]+$', '')))
-  union all
-  select present.kind, present.name, 'retired'
-    from present
-   where present.kind in ('function', 'view', 'trigger')
-     and (present.name like 'dispatcher.%' or present.kind = 'trigger' and present.definition like 'dispatcher.%'
-          or exists (select from dispatcher.made_objects as made
-                      where made.kind = present.kind and made.name = present.name
-                         or present.kind = 'trigger' and made.name = split_part(present.definition, ' ', 1) || '()'))
-     and not exists (select from dispatcher.expected_objects() as expected
-                      where expected.kind = present.kind and expected.name = present.name)
-   order by 1, 2
+  select distinct on (found.kind, found.name) found.kind, found.name, found.problem, found.remedy
+    from found
+   order by found.kind, found.name, found.remedy
 $_$;
 
-COMMENT ON FUNCTION dispatcher.schema_drift() IS 'What differs from what the files make: missing, differs, or retired (a function, view or trigger of an earlier version). Empty when all is well.';
+COMMENT ON FUNCTION dispatcher.schema_drift() IS 'What differs from what the files make: missing, differs, added (a policy), or retired (a function, view or trigger of an earlier version). remedy: the statement to type where applying the files again does not mend it. Empty when all is well.';
 
-CREATE FUNCTION dispatcher.schema_exposure() RETURNS TABLE(name text, fault text)
+CREATE FUNCTION dispatcher.schema_exposure() RETURNS TABLE(name text, fault text, remedy text)
     LANGUAGE sql STABLE
     SET search_path TO ''
     AS $$
-  with ours as (
-    select distinct expected.kind, expected.name from dispatcher.expected_objects() as expected
+  with ours as materialized (
+    select case expected.kind when 'view' then 'table' else expected.kind end as kind, expected.name
+      from dispatcher.expected_objects() as expected
      where expected.kind in ('table', 'view', 'function') and (expected.base_of is null
        or dispatcher.owns(expected.base_of))
     union
-    select present.kind, present.name from dispatcher.present_objects() as present
+    select case present.kind when 'view' then 'table' else present.kind end, present.name
+      from dispatcher.present_objects() as present
      where present.kind in ('table', 'view', 'function') and present.name like 'dispatcher.%'
+    union
+    select 'sequence', link.objid::regclass::text
+      from pg_catalog.pg_depend as link
+      join pg_catalog.pg_class as sequence on sequence.oid = link.objid and sequence.relkind = 'S'
+     where link.refclassid = 'pg_catalog.pg_class'::regclass and link.classid = 'pg_catalog.pg_class'::regclass
+       and link.deptype in ('a', 'i')
+       and exists (select from dispatcher.expected_objects() as expected
+                    where expected.kind = 'table' and expected.name = link.refobjid::regclass::text
+                      and (expected.base_of is null or dispatcher.owns(expected.base_of)))
+    union
+    select 'schema', 'dispatcher'
   ),
-  relations as (
-    select class.oid, class.oid::regclass::text as name, class.relkind, class.relowner, class.relrowsecurity,
-        class.relacl
-      from pg_catalog.pg_class as class
-      join ours on ours.kind <> 'function' and class.oid = to_regclass(ours.name)
+  allowed as materialized (
+    select expected.name, expected.definition from dispatcher.expected_objects() as expected
+     where expected.kind = 'right'
   ),
-  grants as (
-    select relations.name, grant_.grantee, grant_.privilege_type, 'relation' as kind
-      from relations, pg_catalog.aclexplode(coalesce(relations.relacl,
-          pg_catalog.acldefault('r', relations.relowner))) as grant_
-    union all
-    select relations.name || '.' || attribute.attname, grant_.grantee, grant_.privilege_type, 'relation'
-      from relations
-      join pg_catalog.pg_attribute as attribute on attribute.attrelid = relations.oid and attribute.attacl is not null,
-           pg_catalog.aclexplode(attribute.attacl) as grant_
-    union all
-    select sequence.oid::regclass::text, grant_.grantee, grant_.privilege_type, 'sequence'
-      from relations
-      join pg_catalog.pg_depend as link on link.refobjid = relations.oid
-          and link.refclassid = 'pg_catalog.pg_class'::regclass
-                                       and link.classid = 'pg_catalog.pg_class'::regclass and link.deptype in ('a', 'i')
-      join pg_catalog.pg_class as sequence on sequence.oid = link.objid and sequence.relkind = 'S',
-           pg_catalog.aclexplode(coalesce(sequence.relacl, pg_catalog.acldefault('s', sequence.relowner))) as grant_
-    union all
-    select ours.name, grant_.grantee, grant_.privilege_type, 'function'
-      from ours
-      join pg_catalog.pg_proc as proc on ours.kind = 'function' and proc.oid = to_regprocedure(ours.name),
-           pg_catalog.aclexplode(coalesce(proc.proacl, pg_catalog.acldefault('f', proc.proowner))) as grant_
-    union all
-    select 'schema dispatcher', grant_.grantee, grant_.privilege_type, 'schema'
-      from pg_catalog.pg_namespace as namespace,
-           pg_catalog.aclexplode(coalesce(namespace.nspacl, pg_catalog.acldefault('n', namespace.nspowner))) as grant_
-     where namespace.nspname = 'dispatcher'
+  open as (
+    select grants.kind, grants.name, grants.column_name, grants.grantee, grants.grantor, grants.by_owner,
+           string_agg(grants.privilege, ', ' order by grants.privilege) as privileges,
+           string_agg(grants.privilege || coalesce(' (' || quote_ident(grants.column_name) || ')', ''), ', '
+                      order by grants.privilege) as written
+      from dispatcher.granted_rights() as grants
+      join ours on ours.kind = grants.kind and ours.name = grants.name
+     where grants.grantee in ('public', 'anon')
+        or grants.grantee = 'authenticated' and not exists (
+             select from allowed
+              where allowed.name = 'authenticated ' || grants.kind || ' ' || grants.name
+                and grants.privilege = any (string_to_array(allowed.definition, ', ')))
+     group by 1, 2, 3, 4, 5, 6
   )
-  select relations.name, 'row level security is off' from relations
-   where relations.relkind in ('r', 'p') and not relations.relrowsecurity
+  select class.oid::regclass::text, 'row level security is off',
+         format('alter table %s enable row level security', class.oid::regclass)
+    from ours
+    join pg_catalog.pg_class as class on class.oid = to_regclass(ours.name)
+   where ours.kind = 'table' and class.relkind in ('r', 'p') and not class.relrowsecurity
   union all
-  select grants.name, string_agg(lower(grants.privilege_type), ', ' order by grants.privilege_type) || ' is granted to '
-                      || coalesce(role.rolname, 'public')
-    from grants
-    left join pg_catalog.pg_roles as role on role.oid = grants.grantee
-   where grants.grantee = 0 or role.rolname = 'anon'
-      or (role.rolname = 'authenticated' and grants.kind <> 'relation' and grants.name <> 'public.current_tenant_id()')
-   group by grants.name, role.rolname
+  select case open.kind when 'schema' then 'schema ' else '' end || open.name || coalesce('.' || open.column_name, ''),
+         open.privileges || ' is granted to ' || open.grantee
+           || case when open.by_owner then '' else ' by ' || open.grantor end,
+         case when open.by_owner
+              then format('revoke %s on %s %s from %s', open.written, open.kind, open.name, open.grantee)
+              else format('revoke grant option for %s on %s %s from %I cascade', open.written, open.kind, open.name,
+                     open.grantor) end
+    from open
    order by 1, 2
 $$;
 
-COMMENT ON FUNCTION dispatcher.schema_exposure() IS 'Every table of ours without row level security, every right on anything of ours that public or anon holds, every function and sequence that authenticated may use. Empty when all is well.';
+COMMENT ON FUNCTION dispatcher.schema_exposure() IS 'Every table of ours without row level security, every right on anything of ours that public or anon holds, or authenticated beyond what the files give, and the statement that ends it. Empty when all is well.';
 
 CREATE FUNCTION dispatcher.seconds_until(p_at timestamp with time zone) RETURNS double precision
     LANGUAGE sql STABLE
@@ -6845,8 +7126,8 @@ CREATE FUNCTION public.dispatcher_schema() RETURNS jsonb
     SET search_path TO ''
     AS $$
   select jsonb_build_object(
-    'revision', 41,
-    'fingerprint', '8b6f792e5f96f62835210e801f45b65f06ccd2fbac2219ef6034761fac6e0e57',
+    'revision', 45,
+    'fingerprint', '6da32d8ea2a2314f71a2cb1ed8b6c3f7ee528796166f9d63de8a9e6271939130',
     'drift', coalesce(jsonb_agg(drift.kind || ' ' || drift.name || ' ' || drift.problem), '[]'))
   from (select * from dispatcher.schema_drift() limit 20) as drift
 $$;
@@ -8159,6 +8440,14 @@ CREATE TABLE dispatcher.owned_objects (
 
 COMMENT ON TABLE dispatcher.owned_objects IS 'What we made under names of YourHQ''s because nothing had them. Only these get rights, policies and repairs from us. Written in the transaction that creates them.';
 
+CREATE TABLE dispatcher.recorded_objects (
+    kind text NOT NULL,
+    name text NOT NULL,
+    definition text NOT NULL
+);
+
+COMMENT ON TABLE dispatcher.recorded_objects IS 'How this PostgreSQL writes the definitions of our objects (dispatcher.object_definitions), as the files made them. Kind record: the fingerprint they belong to, kept, or open while plain psql applies files. Empty it and migrate: what stands here then is what is right.';
+
 CREATE TABLE public.workflow_claims (
     claim_token uuid NOT NULL,
     tenant_id uuid NOT NULL,
@@ -8554,6 +8843,9 @@ ALTER TABLE ONLY dispatcher.migrations
 
 ALTER TABLE ONLY dispatcher.owned_objects
     ADD CONSTRAINT owned_objects_pkey PRIMARY KEY (kind, name);
+
+ALTER TABLE ONLY dispatcher.recorded_objects
+    ADD CONSTRAINT recorded_objects_pkey PRIMARY KEY (kind, name);
 
 ALTER TABLE ONLY public.agent_budgets
     ADD CONSTRAINT agent_budgets_pkey PRIMARY KEY (agent_id);
@@ -9006,6 +9298,8 @@ ALTER TABLE dispatcher.migrations ENABLE ROW LEVEL SECURITY;
 
 ALTER TABLE dispatcher.owned_objects ENABLE ROW LEVEL SECURITY;
 
+ALTER TABLE dispatcher.recorded_objects ENABLE ROW LEVEL SECURITY;
+
 ALTER TABLE public.agent_budgets ENABLE ROW LEVEL SECURITY;
 
 ALTER TABLE public.agent_inbox_items ENABLE ROW LEVEL SECURITY;
@@ -9236,6 +9530,9 @@ GRANT ALL ON FUNCTION dispatcher.dead_letters_of_wake(p_wake public.agent_wakes,
 REVOKE ALL ON FUNCTION dispatcher.deadline_of_run(p_claimed_at timestamp with time zone, p_minutes integer) FROM PUBLIC;
 GRANT ALL ON FUNCTION dispatcher.deadline_of_run(p_claimed_at timestamp with time zone, p_minutes integer) TO service_role;
 
+REVOKE ALL ON FUNCTION dispatcher.definition_remedy(p_kind text, p_name text, p_definition text) FROM PUBLIC;
+GRANT ALL ON FUNCTION dispatcher.definition_remedy(p_kind text, p_name text, p_definition text) TO service_role;
+
 REVOKE ALL ON FUNCTION dispatcher.depth_of_post(p_wake public.agent_wakes) FROM PUBLIC;
 GRANT ALL ON FUNCTION dispatcher.depth_of_post(p_wake public.agent_wakes) TO service_role;
 
@@ -9361,6 +9658,9 @@ GRANT ALL ON FUNCTION dispatcher.give_up_items(p_item_ids uuid[], p_reason text)
 
 REVOKE ALL ON FUNCTION dispatcher.give_up_spent_items(p_sweeper dispatcher.claimant, p_limit integer) FROM PUBLIC;
 GRANT ALL ON FUNCTION dispatcher.give_up_spent_items(p_sweeper dispatcher.claimant, p_limit integer) TO service_role;
+
+REVOKE ALL ON FUNCTION dispatcher.granted_rights() FROM PUBLIC;
+GRANT ALL ON FUNCTION dispatcher.granted_rights() TO service_role;
 
 REVOKE ALL ON FUNCTION dispatcher.guard_workflow_transition() FROM PUBLIC;
 GRANT ALL ON FUNCTION dispatcher.guard_workflow_transition() TO service_role;
@@ -9579,8 +9879,14 @@ GRANT ALL ON FUNCTION dispatcher.mark_runs(p_run_ids uuid[]) TO service_role;
 REVOKE ALL ON FUNCTION dispatcher.mark_unrouted_runs(p_tick dispatcher.tick, p_limit integer) FROM PUBLIC;
 GRANT ALL ON FUNCTION dispatcher.mark_unrouted_runs(p_tick dispatcher.tick, p_limit integer) TO service_role;
 
+REVOKE ALL ON FUNCTION dispatcher.mend_rights() FROM PUBLIC;
+GRANT ALL ON FUNCTION dispatcher.mend_rights() TO service_role;
+
 REVOKE ALL ON FUNCTION dispatcher.merge_inbox_context(p_context jsonb, p_changes jsonb) FROM PUBLIC;
 GRANT ALL ON FUNCTION dispatcher.merge_inbox_context(p_context jsonb, p_changes jsonb) TO service_role;
+
+REVOKE ALL ON FUNCTION dispatcher.missing_rights() FROM PUBLIC;
+GRANT ALL ON FUNCTION dispatcher.missing_rights() TO service_role;
 
 REVOKE ALL ON FUNCTION dispatcher.must_abort(p_sqlstate text) FROM PUBLIC;
 GRANT ALL ON FUNCTION dispatcher.must_abort(p_sqlstate text) TO service_role;
@@ -9611,6 +9917,9 @@ GRANT ALL ON FUNCTION dispatcher.note_workflow_actor(p_actor text, p_reason text
 
 REVOKE ALL ON FUNCTION dispatcher.notify_operator(p_tenant_id uuid, p_type text, p_title text, p_body text, p_agent_id uuid, p_meta jsonb, p_entity_type text, p_entity_id uuid) FROM PUBLIC;
 GRANT ALL ON FUNCTION dispatcher.notify_operator(p_tenant_id uuid, p_type text, p_title text, p_body text, p_agent_id uuid, p_meta jsonb, p_entity_type text, p_entity_id uuid) TO service_role;
+
+REVOKE ALL ON FUNCTION dispatcher.object_definitions() FROM PUBLIC;
+GRANT ALL ON FUNCTION dispatcher.object_definitions() TO service_role;
 
 REVOKE ALL ON FUNCTION dispatcher.often_woken_agents(p_sweeper dispatcher.claimant, p_limit integer) FROM PUBLIC;
 GRANT ALL ON FUNCTION dispatcher.often_woken_agents(p_sweeper dispatcher.claimant, p_limit integer) TO service_role;
@@ -9671,6 +9980,9 @@ GRANT ALL ON FUNCTION dispatcher.read_money(p_tick dispatcher.tick, p_action tex
 
 REVOKE ALL ON FUNCTION dispatcher.record_budget_event(p_tenant_id uuid, p_budget dispatcher.evaluated_budget, p_kind text, p_run_ids uuid[]) FROM PUBLIC;
 GRANT ALL ON FUNCTION dispatcher.record_budget_event(p_tenant_id uuid, p_budget dispatcher.evaluated_budget, p_kind text, p_run_ids uuid[]) TO service_role;
+
+REVOKE ALL ON FUNCTION dispatcher.record_definitions(p_fingerprint text) FROM PUBLIC;
+GRANT ALL ON FUNCTION dispatcher.record_definitions(p_fingerprint text) TO service_role;
 
 REVOKE ALL ON FUNCTION dispatcher.record_workflow_transition() FROM PUBLIC;
 GRANT ALL ON FUNCTION dispatcher.record_workflow_transition() TO service_role;
@@ -10210,6 +10522,8 @@ GRANT SELECT ON TABLE dispatcher.made_objects TO service_role;
 GRANT SELECT ON TABLE dispatcher.migrations TO service_role;
 
 GRANT SELECT ON TABLE dispatcher.owned_objects TO service_role;
+
+GRANT SELECT ON TABLE dispatcher.recorded_objects TO service_role;
 
 GRANT ALL ON TABLE public.workflow_claims TO service_role;
 

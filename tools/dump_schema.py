@@ -38,6 +38,7 @@ CHECKS: Final = "20261130009800_schema_checks.sql"
 LAST_BASE: Final = "20261130000100_base_tables.sql"
 # The functions of the file that is written here cannot hold their own definition.
 OWN: Final = ("dispatcher.expected_objects()", "public.dispatcher_schema()")
+ROLES: Final = "anon, authenticated, service_role"
 HEADER: Final = "-- Written by tools/dump_schema.py from supabase/migrations; edit those, then run it.\n\n"
 
 
@@ -115,6 +116,9 @@ def version_files(server: PostgresServer, directory: Path) -> dict[Path, str]:
 def expected_objects(server: PostgresServer, directory: Path) -> list[Expected]:
     """What the files make in an empty project; what is left out is YourHQ's where it has the table."""
     url = new_database(server, "objects")
+    with psycopg.connect(url) as connection:  # so that the rights are those that the files give
+        for kind in ("tables", "sequences", "functions"):
+            connection.execute(f"alter default privileges in schema public revoke all on {kind} from {ROLES}".encode())
     files = copied(directory / "base")
     later = [path for path in files.iterdir() if path.name > LAST_BASE and path.name != CHECKS]
     for path in later:
@@ -127,7 +131,8 @@ def expected_objects(server: PostgresServer, directory: Path) -> list[Expected]:
     with psycopg.connect(url) as connection:
         owned = dict(connection.execute("select name, kind from dispatcher.owned_objects").fetchall())
     found = [Expected(*row, base_of(row, owned, row in base)) for row in present(url)]
-    return found + [Expected("function", name, None, None) for name in OWN]
+    callable_ = [Expected("right", f"service_role function {name}", "execute", None) for name in OWN]
+    return found + callable_ + [Expected("function", name, None, None) for name in OWN]
 
 
 def present(url: str) -> list[tuple[str, str, str]]:
@@ -143,6 +148,8 @@ def base_of(row: tuple[str, str, str], owned: Mapping[str, str], is_base: bool) 
     """What of `owned` this object is or belongs to. What later files add to a table of YourHQ's is ours in any case."""
     kind, name, _ = row
     owner = name if kind in ("function", "table", "view") else name.rpartition(".")[0]
+    if kind == "right":  # "service_role table public.agents"
+        owner = name.split(" ", 2)[2]
     return owner if owner in owned and (is_base or owned[owner] == "view") else None
 
 
@@ -207,6 +214,8 @@ on conflict do nothing;
 select dispatcher.drop_retired_objects();
 
 select dispatcher.restrict_functions(array['dispatcher_schema']);
+select dispatcher.mend_rights();
+select dispatcher.record_definitions('{fingerprint}');
 
 notify pgrst, 'reload schema';
 commit;

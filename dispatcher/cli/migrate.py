@@ -67,6 +67,13 @@ def _say_what_would_be_applied(applied: "list[Applied]") -> None:
         _tell(f"would apply {migration.version} {migration.name} ({migration.why})")
 
 
+def _say_what_to_type(remedies: list[str]) -> None:
+    if remedies:
+        _tell("where `dispatcher migrate` does not mend it, type as the owner:")
+    for remedy in remedies:
+        _tell(f"  {remedy};")
+
+
 def _check(db_url: str) -> None:
     from dispatcher.supabase.migrate import check_schema, migrations_directory
 
@@ -75,6 +82,7 @@ def _check(db_url: str) -> None:
     for title, findings in (("differs", state.drift), ("open", state.exposed), ("not ours", state.open_neighbours)):
         for finding in findings:
             _tell(f"{title}: {finding}")
+    _say_what_to_type([each.remedy for each in state.drift + state.exposed if each.remedy])
     if pending or state.drift or state.exposed:
         _tell("run `dispatcher migrate`")
         raise typer.Exit(1)

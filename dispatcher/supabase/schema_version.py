@@ -2,5 +2,5 @@
 
 from typing import Final
 
-REVISION: Final = 41
-FINGERPRINT: Final = "8b6f792e5f96f62835210e801f45b65f06ccd2fbac2219ef6034761fac6e0e57"
+REVISION: Final = 45
+FINGERPRINT: Final = "6da32d8ea2a2314f71a2cb1ed8b6c3f7ee528796166f9d63de8a9e6271939130"

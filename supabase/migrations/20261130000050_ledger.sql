@@ -5,7 +5,7 @@ set local lock_timeout = '3s';
 
 create schema if not exists dispatcher;
 comment on schema dispatcher is 'Internal to openclaw-dispatcher. What others may call stands in public.';
-revoke all on schema dispatcher from public;
+revoke all on schema dispatcher from public, anon, authenticated;
 grant usage on schema dispatcher to service_role;
 
 create table if not exists dispatcher.migrations (
@@ -37,11 +37,25 @@ comment on table dispatcher.made_objects is
   'Every function and view of schema public that a version of the dispatcher made here: only these are dropped when a '
   'later version has them no more.';
 
+create table if not exists dispatcher.recorded_objects (
+  kind text not null,
+  name text not null,
+  definition text not null,
+  primary key (kind, name)
+);
+comment on table dispatcher.recorded_objects is
+  'How this PostgreSQL writes the definitions of our objects (dispatcher.object_definitions), as the files made them. '
+  'Kind record: the fingerprint they belong to, kept, or open while plain psql applies files. Empty it and migrate: '
+  'what stands here then is what is right.';
+-- Plain psql tells nobody what its files change; the last of them closes the record again.
+update dispatcher.recorded_objects set definition = 'open'
+ where kind = 'record' and coalesce(current_setting('dispatcher.runner', true), '') <> 'on';
+
 do $$
 declare
   v_table text;
 begin
-  foreach v_table in array array['migrations', 'owned_objects', 'made_objects'] loop
+  foreach v_table in array array['migrations', 'owned_objects', 'made_objects', 'recorded_objects'] loop
     execute format('alter table dispatcher.%I enable row level security', v_table);
     execute format('revoke all on dispatcher.%I from public, anon, authenticated', v_table);
     execute format('grant select on dispatcher.%I to service_role', v_table);
@@ -120,8 +134,8 @@ end
 $$;
 comment on function dispatcher.lock_tables(text[]) is
   'Locks up to four tables of schema public for new keys, triggers and indexes: all at once or none, for 3 s at most, '
-  'or for as long as dispatcher.lock_patience says (then 55P03). Each try ends before the deadlock check of the application (1 s), so that it is never the '
-  'application that is cancelled.';
+  'or for as long as dispatcher.lock_patience says (then 55P03). Each try ends before the deadlock check of the '
+  'application (1 s), so that it is never the application that is cancelled.';
 
 create or replace function dispatcher.publish_table(p_table text) returns void
 language plpgsql volatile set search_path = ''

@@ -133,7 +133,7 @@ def test_c04_what_cannot_be_closed_is_an_error_with_a_name(database: Database) -
         " $$ begin execute 'grant select on public.agents to anon'; end $$"
     )
     database.execute(
-        "create event trigger reopen on ddl_command_end when tag in ('CREATE FUNCTION', 'ALTER TABLE')"
+        "create event trigger reopen on ddl_command_end when tag in ('CREATE FUNCTION', 'ALTER TABLE', 'REVOKE')"
         " execute function public.reopen()"
     )
     with pytest.raises(

@@ -376,6 +376,7 @@ SHARED: Final = {
     "workflow_run_transitions": Shared("from_status", "the state table: constants of the schema"),
     "migrations": Shared("name", "what was applied to this database"),
     "owned_objects": Shared("name", "what of YourHQ's schema was made here"),
+    "recorded_objects": Shared("name", "how definitions are written here"),
     "made_objects": Shared("name", "functions and views that were made here"),
 }
 

@@ -13,9 +13,11 @@ from typing import TYPE_CHECKING, Any, Final
 from dispatcher.errors import MigrationBlocked, MigrationError
 from dispatcher.supabase.migrate.blockers import BlockerWatch
 from dispatcher.supabase.migrate.connect import connect, lost
+from dispatcher.supabase.migrate.definitions import read_definitions, record_changes
 from dispatcher.supabase.migrate.files import Migration, read_migrations
 from dispatcher.supabase.migrate.preflight import refuse_unfit_database
 from dispatcher.supabase.migrate.state import (
+    Finding,
     Recorded,
     SchemaState,
     listed,
@@ -251,21 +253,23 @@ class _Runner:
             recorded = read_ledger(connection).get(migration.label)
             if recorded and recorded != before and recorded.checksum == migration.checksum:
                 return False  # somebody else's run did, since this one made its plan
+            definitions = read_definitions(connection)
             for statement in migration.statements:
                 if _SETS_LOCK_TIMEOUT.match(statement.text):
                     continue
                 for drop in drops.get(statement, ()):
                     self._execute(migration, Statement(drop, statement.line, statement.column))
                 self._execute(migration, statement)
+            record_changes(connection, definitions)
             write_ledger(connection, migration.label, migration.checksum)
         return True
 
     def _set_timeouts(self) -> None:
-        """The second is for `dispatcher.lock_tables`, whose own lock_timeout is a short one."""
+        """And what the files ask for: `dispatcher.lock_tables` its patience, the record who keeps it."""
         wait = f"{int(self._patience.longest_wait() * 1000)}ms"
         self._connection.execute(
             "select set_config('lock_timeout', %(wait)s, true), set_config('dispatcher.lock_patience', %(wait)s, true),"
-            " set_config('statement_timeout', '0', true)",
+            " set_config('statement_timeout', '0', true), set_config('dispatcher.runner', 'on', true)",
             {"wait": wait},
         )
 
@@ -326,12 +330,21 @@ def _refuse_wrong_state(state: SchemaState, tell: Teller) -> None:
             f"{listed(state.open_neighbours)}. If nobody else needs them open: alter table … enable row level security"
         )
     if state.exposed:
-        raise MigrationError(f"open to strangers after the last file: {listed(state.exposed)}")
+        raise MigrationError(
+            f"open to strangers after the last file: {listed(state.exposed)}{_what_to_type(state.exposed)}"
+        )
     if state.drift:
         raise MigrationError(
             f"the database differs from what the files make, and applying them again did not mend it: "
-            f"{listed(state.drift)}. Rename or drop these objects, then run `dispatcher migrate` again"
+            f"{listed(state.drift)}{_what_to_type(state.drift)}"
         )
+
+
+def _what_to_type(findings: Sequence[Finding]) -> str:
+    remedies = [f"  {finding.remedy};" for finding in findings if finding.remedy]
+    if not remedies:
+        return ". Rename or drop these objects, then run `dispatcher migrate` again"
+    return "\n".join([". Type this as the owner, then run `dispatcher migrate` again:", *remedies])
 
 
 def _tell_shared_ledger(connection: Connection, migrations: Sequence[Migration], tell: Teller) -> None:

@@ -22,14 +22,25 @@ class Recorded:
 
 
 @dataclass(frozen=True)
+class Finding:
+    """One thing that is not as the files make it; `remedy` is the statement to type where they do not mend it."""
+
+    text: str
+    remedy: str | None = None
+
+    def __str__(self) -> str:
+        return self.text
+
+
+@dataclass(frozen=True)
 class SchemaState:
     """What the checks in the database find.
 
     `drift` and `exposed` are empty in a good database; `open_neighbours` are tables of YourHQ, and its affair.
     """
 
-    drift: tuple[str, ...] = ()
-    exposed: tuple[str, ...] = ()
+    drift: tuple[Finding, ...] = ()
+    exposed: tuple[Finding, ...] = ()
     open_neighbours: tuple[str, ...] = ()
 
 
@@ -52,15 +63,27 @@ def write_ledger(connection: psycopg.Connection[Any], name: str, checksum: str) 
 
 def read_state(connection: psycopg.Connection[Any]) -> SchemaState:
     """What the checks find; nothing where a database has no checks yet."""
-    row = connection.execute("select to_regprocedure('dispatcher.expected_objects()') is not null").fetchone()
+    from psycopg import ProgrammingError  # noqa: PLC0415 - an extra, see connect.py
+
+    row = connection.execute(
+        "select coalesce(to_regprocedure('dispatcher.expected_objects()'),"
+        " to_regprocedure('public.dispatcher_schema()')) is not null"
+    ).fetchone()
     if not (row and row[0]):
         return SchemaState()
-    drift = connection.execute("select kind, name, problem from dispatcher.schema_drift()").fetchall()
-    exposed = connection.execute("select name, fault from dispatcher.schema_exposure()").fetchall()
+    try:
+        return _run_checks(connection)
+    except ProgrammingError as error:  # one of the checks is gone, or of another version
+        return SchemaState((Finding(f"the checks do not run ({error.diag.message_primary})"),))
+
+
+def _run_checks(connection: psycopg.Connection[Any]) -> SchemaState:
+    drift = connection.execute("select kind, name, problem, remedy from dispatcher.schema_drift()").fetchall()
+    exposed = connection.execute("select name, fault, remedy from dispatcher.schema_exposure()").fetchall()
     neighbours = connection.execute("select * from dispatcher.open_neighbours()").fetchall()
     return SchemaState(
-        tuple(f"{kind} {name} {problem}" for kind, name, problem in drift),
-        tuple(f"{name}: {fault}" for name, fault in exposed),
+        tuple(Finding(f"{kind} {name} {problem}", remedy) for kind, name, problem, remedy in drift),
+        tuple(Finding(f"{name}: {fault}", remedy) for name, fault, remedy in exposed),
         tuple(name for (name,) in neighbours),
     )
 
@@ -76,10 +99,10 @@ def read_shared_ledger(connection: psycopg.Connection[Any], versions: Sequence[s
     return [version for (version,) in rows]
 
 
-def listed(findings: Sequence[str]) -> str:
+def listed(findings: Sequence[object]) -> str:
     """One line with the first of them and the number of the others."""
     rest = len(findings) - LISTED
-    return ", ".join(findings[:LISTED]) + (f" and {rest} more" if rest > 0 else "")
+    return ", ".join(map(str, findings[:LISTED])) + (f" and {rest} more" if rest > 0 else "")
 
 
 def _has_relation(connection: psycopg.Connection[Any], schema: str, name: str) -> bool:

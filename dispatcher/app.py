@@ -17,11 +17,12 @@ import dispatcher
 from dispatcher import events
 from dispatcher.agents import proctable
 from dispatcher.agents.command import child_environment, state_environment
+from dispatcher.agents.gateway_calls import CommandLineCalls
 from dispatcher.agents.openclaw import find_executable, warn_of_affected_version
 from dispatcher.agents.openclaw_calls import OpenclawCommand
 from dispatcher.agents.process import prepare_parent, stop_strays
 from dispatcher.agents.proctable import ProcessIdentity
-from dispatcher.agents.registry import AgentRegistry, config_candidates
+from dispatcher.agents.registry import AgentRegistry
 from dispatcher.agents.service import SupervisionService
 from dispatcher.agents.supervisor import Ending, Supervisor, WakeProcess
 from dispatcher.answers import Answer
@@ -47,6 +48,11 @@ from dispatcher.instance.schema import difference, refuse_older
 from dispatcher.instance.service import Heart, Pulse
 from dispatcher.instance.store import MISSING_FUNCTION, InstanceStore
 from dispatcher.logs import get_logger
+from dispatcher.openclaw.config_file import config_candidates
+from dispatcher.openclaw.finder import EndpointFinder
+from dispatcher.openclaw.gateway import Gateway
+from dispatcher.openclaw.link import GatewayLink
+from dispatcher.openclaw.state import GatewayState
 from dispatcher.runtime.group import ServiceGroup
 from dispatcher.runtime.health import STANDSTILL_SECONDS, Health
 from dispatcher.runtime.metrics import Meter
@@ -76,6 +82,8 @@ SHORTEST_GOODBYE: Final = 0.2
 LONGEST_GOODBYE: Final = 3.0
 # The Realtime loop turns about once a second; see RealtimeService.on_alive.
 REALTIME_TURN_SECONDS: Final = 5.0
+# So does the link to the Gateway, or once in five seconds when nothing is amiss.
+GATEWAY_TURN_SECONDS: Final = 10.0
 LONGEST_PULSE_SECONDS: Final = 10.0
 GAUGE_SECONDS: Final = 30.0
 # By so much the deadline in the database lies behind the time-out of the process, as `claim_one_wake` writes it.
@@ -109,9 +117,25 @@ class Daemon:
             on_call=self._meter.called,
         )
         self._instances = InstanceStore(self._rest)
+        self._config_files = config_candidates(
+            settings.openclaw_home, settings.openclaw_state_dir, settings.openclaw_config_path
+        )
+        self._registry = AgentRegistry(self._config_files)
+        self._openclaw = OpenclawCommand(self._executable, self._child_environment, self._ending.is_set)
+        self._build_gateway()
         self._build_inbox()
 
     # -- building
+
+    def _build_gateway(self) -> None:
+        finder = EndpointFinder(self._config_files, self._environ, is_off=self._settings.gateway_link == "off")
+        self._link = GatewayLink(
+            finder.find,
+            changed=finder.signature,
+            on_state=self._on_gateway_state,
+            on_alive=self._health.loop("gateway", GATEWAY_TURN_SECONDS).succeeded,
+        )
+        self._gateway = Gateway(self._link, CommandLineCalls(self._openclaw))
 
     def _build_inbox(self) -> None:
         settings = self._settings
@@ -139,10 +163,6 @@ class Daemon:
         self._launcher.connect(self._supervisor, self._reporter.put)
 
     def _build_launcher(self) -> Launcher:
-        settings = self._settings
-        self._registry = AgentRegistry(
-            config_candidates(settings.openclaw_home, settings.openclaw_state_dir, settings.openclaw_config_path)
-        )
         self._namesakes = Namesakes(self._registry.known_ids)
         return Launcher(
             book=self._book,
@@ -167,11 +187,10 @@ class Daemon:
     def _build_workflows(self) -> list[PeriodicService]:
         settings, interval = self._settings, self._settings.workflow_poll_interval
         self._workflow_store = WorkflowStore(self._rest, lambda: self._instance_id)
-        openclaw = OpenclawCommand(self._executable, self._child_environment, self._ending.is_set)
         stopper = ProcessStopper(self._supervisor.stop)
         notifier = Notifier(
             self._workflow_store,
-            openclaw,
+            self._openclaw,
             self._registry.known_ids,
             interval=interval,
             is_stopping=self._ending.is_set,
@@ -188,7 +207,7 @@ class Daemon:
         self._workflows = self._periodic("workflows", ticker.beat, ticker.next_interval, interval)
         monitor = Monitor(
             self._workflow_store,
-            openclaw,
+            self._openclaw,
             stopper,
             self._claim_respawn,
             self._launch_respawn,
@@ -246,6 +265,7 @@ class Daemon:
             [
                 self._build_pulse(),
                 *self._build_metrics(),
+                self._link,
                 self._reporter,
                 self._build_heart(),
                 self._supervision,
@@ -262,6 +282,7 @@ class Daemon:
                 health=self._health,
                 live_wakes=lambda: len(self._supervisor),
                 realtime=lambda: _as_json(self._realtime.state),
+                gateway=lambda: _gateway_as_json(self._gateway.state),
                 not_ready=self._not_ready,
             ),
             PeriodicService("gauges", self._read_gauges, GAUGE_SECONDS),
@@ -399,6 +420,13 @@ class Daemon:
             # The wait it is in was measured when hints still came; the next ones are short.
             self._sweep.wake_early()
 
+    def _on_gateway_state(self, state: GatewayState) -> None:
+        """In the thread of the link."""
+        if state.is_away:
+            self._health.add_cause("gateway", f"OpenClaw's Gateway is {state.status}: {state.cause}")
+        else:
+            self._health.clear_cause("gateway")
+
     def _is_realtime_well(self) -> bool:
         """Whether hints come: what it says of itself counts only while its loop turns."""
         return self._realtime.state.status == "ready" and self._realtime_loop.snapshot()["status"] == "ok"
@@ -488,6 +516,7 @@ class Daemon:
         return {
             "health": self._health.snapshot(),
             "realtime": _as_json(self._realtime.state),
+            "openclaw_gateway": _gateway_as_json(self._gateway.state),
             "live_wakes": len(self._supervisor),
             "heartbeat_interval_s": self._settings.heartbeat_interval,
             "instance_id": str(self._instance_id),
@@ -666,4 +695,15 @@ def _as_json(state: RealtimeState) -> dict[str, object]:
         "since": rfc3339_ms(state.since),
         "cause": state.cause,
         "gaps": state.gaps,
+    }
+
+
+def _gateway_as_json(state: GatewayState) -> dict[str, object]:
+    return {
+        "status": state.status,
+        "since": rfc3339_ms(state.since),
+        "cause": state.cause,
+        "version": state.version,
+        "boot_id": state.boot_id,
+        "outages": state.outages,
     }

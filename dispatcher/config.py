@@ -278,6 +278,11 @@ class Settings(BaseSettings):
     openclaw_config_path: AbsolutePath | None = _setting(
         None, allowed="a path", meaning="exact path of openclaw.json", from_folder=False
     )
+    gateway_link: Annotated[Literal["auto", "off"], BeforeValidator(_lower)] = _setting(
+        "auto",
+        allowed="auto or off",
+        meaning="hold a connection to OpenClaw's Gateway on this host open; off: its command line is asked, slowly",
+    )
     agent_output_dir: AbsolutePath | None = _setting(
         None, allowed="a path", meaning="keep each wake's output there, bounded; unset: discarded", from_folder=False
     )

@@ -118,3 +118,33 @@ class SpawnError(DispatcherError):
 
 class ShuttingDown(DispatcherError):
     """Work was asked of something that has begun to stop."""
+
+
+class GatewayError(DispatcherError):
+    """OpenClaw's Gateway could not be asked, or answered with an error."""
+
+    def __init__(self, message: str, *, code: str = "", reason: str = "") -> None:
+        super().__init__(message)
+        self.message = message
+        self.code = code
+        self.reason = reason
+
+
+class GatewayUnavailable(GatewayError):
+    """OpenClaw's Gateway is away, starting, draining or hung. Nothing was done; the same call may succeed later."""
+
+    exit_code = EXIT_UNAVAILABLE
+
+
+class GatewaySilent(GatewayError):
+    """A request was sent to OpenClaw's Gateway, and no answer came: what it asked for may have been done."""
+
+    exit_code = EXIT_UNAVAILABLE
+
+
+class GatewayRefused(GatewayError):
+    """OpenClaw's Gateway does not want this request; `code` and `reason` are its own words for why."""
+
+
+class GatewayBarred(GatewayError):
+    """The link to OpenClaw's Gateway cannot be had as things are set up; the text says what to change."""

@@ -97,3 +97,8 @@ PROCESS_NUDGED: Final = "process.nudged"  # the watcher noticed an end that the 
 REGISTRY_BROKEN: Final = "registry.broken"  # openclaw.json cannot be read; the last good reading is used
 REGISTRY_READ: Final = "registry.read"  # openclaw.json was read anew
 OPENCLAW_AFFECTED: Final = "openclaw.affected_version"  # this openclaw has a known fault that concerns us
+
+GATEWAY_LINKED: Final = "gateway.linked"  # the connection to OpenClaw's Gateway is open
+GATEWAY_LOST: Final = "gateway.lost"  # OpenClaw's Gateway is down, hung, starting or draining; `cause` says why
+GATEWAY_READY: Final = "gateway.ready"  # it takes work again
+GATEWAY_BARRED: Final = "gateway.barred"  # it does not let the link in; its command line is asked instead

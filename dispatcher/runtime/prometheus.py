@@ -29,6 +29,7 @@ from dispatcher.runtime.service import Service
 log = get_logger(__name__)
 
 REALTIME_STATUSES: Final = ("ready", "connecting", "deaf", "down")
+GATEWAY_STATUSES: Final = ("ready", "connecting", "starting", "draining", "hung", "down", "barred", "unused")
 HEALTH_STATUSES: Final = ("starting", "ok", "degraded", "failing")
 BIND_AGAIN_SECONDS: Final = 5.0
 TURN_SECONDS: Final = 0.5
@@ -44,12 +45,14 @@ JSON_TYPE: Final = "application/json"
 class Sources:
     """What is asked at the moment of a scrape.
 
-    `realtime` answers {"status", "gaps"}, `not_ready` why the daemon takes no work yet or any more, None when it does.
+    `realtime` answers {"status", "gaps"}, `gateway` {"status", "outages"}, `not_ready` why the daemon takes no work yet
+    or any more, None when it does.
     """
 
     health: Health
     live_wakes: Callable[[], int]
     realtime: Callable[[], Mapping[str, Any]]
+    gateway: Callable[[], Mapping[str, Any]]
     not_ready: Callable[[], str | None]
 
 
@@ -144,6 +147,9 @@ class _AtThisMoment(Collector):
         yield _gauges(metrics.LIVE, {(): self._sources.live_wakes()})
         yield _gauges(metrics.REALTIME, {(one,): one == realtime["status"] for one in REALTIME_STATUSES})
         yield CounterMetricFamily(metrics.GAPS.name, metrics.GAPS.meaning, value=float(realtime["gaps"]))
+        gateway = self._sources.gateway()
+        yield _gauges(metrics.GATEWAY, {(one,): one == gateway["status"] for one in GATEWAY_STATUSES})
+        yield CounterMetricFamily(metrics.OUTAGES.name, metrics.OUTAGES.meaning, value=float(gateway["outages"]))
         yield _gauges(metrics.HEALTH, {(one,): one == health["status"] for one in HEALTH_STATUSES})
         yield _gauges(metrics.LOOPS, {(name,): is_ok for name, is_ok in loops.items()})
         waiting, dropped = log_lines()
@@ -245,10 +251,11 @@ def metrics_service(
     health: Health,
     live_wakes: Callable[[], int],
     realtime: Callable[[], Mapping[str, Any]],
+    gateway: Callable[[], Mapping[str, Any]],
     not_ready: Callable[[], str | None],
 ) -> MetricsService:
     """The service for METRICS_HOST and METRICS_PORT; for the rest see `Sources`."""
-    pages = Pages(meter, Sources(health, live_wakes, realtime, not_ready))
+    pages = Pages(meter, Sources(health, live_wakes, realtime, gateway, not_ready))
     return MetricsService(host, port, pages, health)
 
 

@@ -33,6 +33,7 @@ class Watched:
             health=self.health,
             live_wakes=lambda: 3,
             realtime=lambda: self.state,
+            gateway=lambda: {"status": "hung", "outages": 3},
             not_ready=lambda: self.not_ready,
         )
 
@@ -123,6 +124,9 @@ def test_each_report_is_counted_under_its_name(watched: Watched) -> None:
         ("dispatcher_realtime_state", "ready"): 1,
         ("dispatcher_realtime_state", "deaf"): 0,
         ("dispatcher_realtime_gaps_total",): 2,
+        ("dispatcher_gateway_state", "hung"): 1,
+        ("dispatcher_gateway_state", "ready"): 0,
+        ("dispatcher_gateway_outages_total",): 3,
         ("dispatcher_health", "ok"): 1,
         ("dispatcher_info", "1.2.3", "east"): 1,
     }

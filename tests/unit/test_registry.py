@@ -13,15 +13,15 @@ from hypothesis import given
 from hypothesis import strategies as st
 from structlog.testing import capture_logs
 
-from dispatcher.agents import registry as module
 from dispatcher.agents.registry import (
     AgentRegistry,
-    config_candidates,
     normalise_id,
     parse_agent_ids,
     resolve_id,
 )
 from dispatcher.errors import InvalidAgentId
+from dispatcher.openclaw import config_file as module
+from dispatcher.openclaw.config_file import config_candidates
 
 VALID = re.compile(r"[a-z0-9_][a-z0-9_-]*")
 

@@ -236,12 +236,12 @@ create table if not exists public.workflow_claims (
 comment on table public.workflow_claims is
   'Every claim of a run: which session held which attempt and how that ended. Costs of a claim that was lost are '
   'booked here, once.';
+alter table public.workflow_claims add column if not exists wake_id uuid;
 comment on column public.workflow_claims.wake_id is
   'The wake it was made in. No foreign key, as for workflow_runs.wake_id: its check would wait for whoever holds the '
   'wake.';
 alter table public.workflow_claims drop constraint if exists workflow_claims_wake_id_fkey;
 alter table public.workflow_runs drop constraint if exists workflow_runs_wake_id_fkey;
-alter table public.workflow_claims add column if not exists wake_id uuid;
 alter table public.workflow_claims add column if not exists worked_at timestamptz;
 create index if not exists workflow_claims_by_wake on public.workflow_claims (wake_id) where wake_id is not null;
 create index if not exists workflow_claims_by_run on public.workflow_claims (run_id, claimed_at);

@@ -21,10 +21,20 @@ from dispatcher.supabase.migrate import (
     check_schema,
     read_migrations,
 )
+from dispatcher.supabase.migrate.columns import refuse_lost_columns
+from dispatcher.supabase.migrate.preflight import BASE_TABLES
 from tests.conftest import MIGRATIONS, ROOT, YOURHQ
 from tests.support.database import Database, cloned
 from tests.support.seed import Seed
 
+# Columns that a file adds where its table has them no more.
+ADDED = [
+    ("agent_wake_state", "often_notified_at"),
+    ("agent_wakes", "workflow_run_id"),
+    ("inbox_item_origins", "content_key"),
+    ("workflow_claims", "wake_id"),
+    ("workflow_claims", "worked_at"),
+]
 FILES = sorted(MIGRATIONS.glob("*.sql"))
 STATEMENTS = [statement for migration in read_migrations(MIGRATIONS) for statement in migration.statements]
 EXPOSED = "select * from dispatcher.schema_exposure()"
@@ -214,14 +224,45 @@ def test_c06_what_was_changed_by_hand_is_named_and_mended(
 
 def test_c06_a_table_of_an_earlier_build_without_a_column_is_refused_with_what_to_do(database: Database) -> None:
     database.execute("drop schema dispatcher cascade; alter table workflow_runs drop column queued_at cascade")
-    with pytest.raises(MigrationError, match=r'"queued_at" does not exist \(42703\).*add the column as the file'):
+    line = "alter table public.workflow_runs add column queued_at timestamptz not null default now();"
+    with pytest.raises(UnfitDatabase, match=re.escape(line)):
         apply_migrations(database.url, MIGRATIONS)
+    assert database.value("select to_regnamespace('dispatcher') is null")
 
 
 def test_c06_what_no_file_mends_is_refused_with_a_name(database: Database) -> None:
     database.execute("alter table agent_profiles drop column role")
-    with pytest.raises(MigrationError, match=r"did not mend it:.*column public\.agent_profiles\.role missing"):
+    with pytest.raises(UnfitDatabase) as caught:
         apply_migrations(database.url, MIGRATIONS)
+    database.execute(str(caught.value).splitlines()[-1])
+    assert apply_migrations(database.url, MIGRATIONS) == []
+
+
+def test_f3_every_column_of_ours_that_goes_is_added_or_refused_before_the_first_file(database: Database) -> None:
+    """One at a time, each in a transaction that is undone."""
+    columns = database.rows(
+        """select attrelid::regclass::text as table, attname as name from pg_attribute join pg_class on oid = attrelid
+            where relnamespace in ('public'::regnamespace, 'dispatcher'::regnamespace) and relkind = 'r'
+              and attnum > 0 and not attisdropped"""
+    )
+    migrations = read_migrations(MIGRATIONS)
+    silent, unnamed = [], list[str]()
+    with psycopg.connect(database.url) as connection:
+        for table, name in (row.values() for row in columns):
+            connection.execute(f'alter table {table} drop column "{name}" cascade'.encode())
+            try:
+                refuse_lost_columns(connection, migrations, list(BASE_TABLES))
+                silent.append((table.removeprefix("public."), name))
+            except UnfitDatabase as refusal:
+                unnamed += [name] if f" add column {name} " not in str(refusal) else []
+            connection.rollback()
+    assert len(columns) > 300
+    assert unnamed == []
+    assert sorted(silent) == ADDED
+    for table, name in ADDED:
+        database.execute(f"alter table {table} drop column {name} cascade")
+    apply_migrations(database.url, MIGRATIONS)
+    assert check_schema(database.url, MIGRATIONS)[1].drift == ()
 
 
 def test_c07_a_writer_holds_the_items_while_migrate_runs(yourhq_database: Database) -> None:

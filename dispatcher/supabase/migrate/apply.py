@@ -12,10 +12,11 @@ from typing import TYPE_CHECKING, Any, Final
 
 from dispatcher.errors import MigrationBlocked, MigrationError
 from dispatcher.supabase.migrate.blockers import BlockerWatch
+from dispatcher.supabase.migrate.columns import refuse_lost_columns
 from dispatcher.supabase.migrate.connect import connect, lost
 from dispatcher.supabase.migrate.definitions import read_definitions, record_changes
 from dispatcher.supabase.migrate.files import Migration, read_migrations
-from dispatcher.supabase.migrate.preflight import refuse_unfit_database
+from dispatcher.supabase.migrate.preflight import BASE_TABLES, refuse_unfit_database
 from dispatcher.supabase.migrate.state import (
     Finding,
     Recorded,
@@ -112,6 +113,7 @@ def apply_migrations(
     """
     migrations = read_migrations(directory)
     with closing(connect(db_url)) as connection:
+        refuse_lost_columns(connection, migrations, list(BASE_TABLES))
         ledger = read_ledger(connection)
         if dry_run:
             return plan(migrations, ledger, again=again)

@@ -2472,99 +2472,6 @@ CREATE FUNCTION dispatcher.invalid(p_faults text[]) RETURNS jsonb
 
 COMMENT ON FUNCTION dispatcher.invalid(p_faults text[]) IS 'The refusal of arguments: {applied: false, code: invalid, faults}, every fault named.';
 
-CREATE TABLE public.agent_inbox_items (
-    id uuid DEFAULT gen_random_uuid() NOT NULL,
-    tenant_id uuid DEFAULT '00000000-0000-0000-0000-000000000000'::uuid NOT NULL,
-    agent_id uuid NOT NULL,
-    agent_slug text NOT NULL,
-    event_type public.inbox_event_type NOT NULL,
-    task_id uuid,
-    comment_id uuid,
-    contact_id uuid,
-    status public.inbox_item_status DEFAULT 'pending'::public.inbox_item_status NOT NULL,
-    leased_at timestamp with time zone,
-    leased_until timestamp with time zone,
-    completed_at timestamp with time zone,
-    failed_at timestamp with time zone,
-    attempt_count integer DEFAULT 0 NOT NULL,
-    max_attempts integer DEFAULT 3 NOT NULL,
-    summary text,
-    context jsonb DEFAULT '{}'::jsonb NOT NULL,
-    last_wake_attempt_at timestamp with time zone,
-    last_wake_success_at timestamp with time zone,
-    dedup_key text NOT NULL,
-    created_at timestamp with time zone DEFAULT now() NOT NULL,
-    updated_at timestamp with time zone DEFAULT now() NOT NULL
-);
-
-ALTER TABLE ONLY public.agent_inbox_items REPLICA IDENTITY FULL;
-
-COMMENT ON TABLE public.agent_inbox_items IS 'Work for agents: one row per item. The woken agent leases and closes it.';
-
-CREATE TABLE public.agents (
-    id uuid DEFAULT gen_random_uuid() NOT NULL,
-    tenant_id uuid DEFAULT '00000000-0000-0000-0000-000000000000'::uuid NOT NULL,
-    gateway_id uuid,
-    name text NOT NULL,
-    slug text NOT NULL,
-    description text,
-    status public.agent_status DEFAULT 'ready'::public.agent_status NOT NULL,
-    last_seen_at timestamp with time zone,
-    last_heartbeat_at timestamp with time zone,
-    model text,
-    thinking text,
-    reports_to_id uuid,
-    domains text[] DEFAULT '{}'::text[] NOT NULL,
-    capabilities text[],
-    config jsonb DEFAULT '{}'::jsonb NOT NULL,
-    meta jsonb DEFAULT '{}'::jsonb NOT NULL,
-    created_at timestamp with time zone DEFAULT now() NOT NULL,
-    updated_at timestamp with time zone DEFAULT now() NOT NULL
-);
-
-COMMENT ON TABLE public.agents IS 'The agents, each on a gateway, with the status that says whether it may be woken.';
-
-CREATE VIEW dispatcher.agent_inbox_items WITH (security_invoker='true') AS
- SELECT id,
-    tenant_id,
-    agent_id,
-    event_type,
-    task_id,
-    comment_id,
-    contact_id,
-    status,
-    leased_at,
-    leased_until,
-    completed_at,
-    failed_at,
-    attempt_count,
-    max_attempts,
-    summary,
-    context,
-    last_wake_attempt_at,
-    last_wake_success_at,
-    created_at,
-    updated_at,
-    agent_slug
-   FROM public.agent_inbox_items item
-  WHERE (EXISTS ( SELECT
-           FROM public.agents agent
-          WHERE ((agent.id = item.agent_id) AND (agent.tenant_id = item.tenant_id))));
-
-COMMENT ON VIEW dispatcher.agent_inbox_items IS 'Items whose agent is of their own tenant.';
-
-CREATE FUNCTION dispatcher.is_given_up(p_item dispatcher.agent_inbox_items) RETURNS boolean
-    LANGUAGE sql STABLE
-    SET search_path TO ''
-    AS $$
-  select (p_item.status = 'dead_letter' or (p_item.status = 'failed' and p_item.attempt_count >= p_item.max_attempts))
-     and not exists (select from public.inbox_item_marks as mark
-                      where mark.item_id = p_item.id and mark.set_aside_as = 'operator'
-                        and mark.set_aside_at = p_item.failed_at)
-$$;
-
-COMMENT ON FUNCTION dispatcher.is_given_up(p_item dispatcher.agent_inbox_items) IS 'Whether an item was given up: a dead letter, or failed without attempts left (what went stale, what an older daemon gave up). Not what an operator ended.';
-
 CREATE FUNCTION dispatcher.is_in_budget_scope(p_scope text, p_scope_id text, p_agent_id text, p_department_id text, p_workflow_type text) RETURNS boolean
     LANGUAGE sql IMMUTABLE
     SET search_path TO ''
@@ -2781,18 +2688,19 @@ CREATE FUNCTION dispatcher.items_to_requeue(p_agent_ids uuid[], p_is_one_agent b
     LANGUAGE sql STABLE
     SET search_path TO ''
     AS $$
+  -- The marks are joined, not asked for one by one: history grows, and a call must stay within the statement timeout.
   select item.id, item.agent_id
     from dispatcher.agents as agent
     join dispatcher.agent_inbox_items as item on item.agent_id = agent.id and item.tenant_id = agent.tenant_id
+    left join public.inbox_item_marks as mark on mark.item_id = item.id and mark.set_aside_at = item.failed_at
    where agent.id = any (p_agent_ids) and item.status in ('failed', 'dead_letter')
      and case when p_item_ids is not null then item.id = any (p_item_ids)
-              when p_dead then dispatcher.is_given_up(item) and (p_since is null
-                  or coalesce(item.failed_at, item.updated_at) >= p_since)
-              when item.status = 'failed' then dispatcher.is_set_aside_by_stall(item.id, item.failed_at)
-              else p_is_one_agent and exists (
-                   select from public.inbox_item_marks as mark
-                    where mark.item_id = item.id and mark.set_aside_as = 'wake_chain_limit'
-                      and mark.set_aside_at = item.failed_at) end
+              -- Given up: also what went stale and what an older daemon gave up; not what an operator ended.
+              when p_dead then (item.status = 'dead_letter' or item.attempt_count >= item.max_attempts)
+                  and mark.set_aside_as is distinct from 'operator'
+                  and (p_since is null or coalesce(item.failed_at, item.updated_at) >= p_since)
+              when item.status = 'failed' then mark.set_aside_as = 'agent_stalled'
+              else p_is_one_agent and mark.set_aside_as = 'wake_chain_limit' end
    order by item.created_at, item.id limit p_limit
 $$;
 
@@ -3749,6 +3657,87 @@ CREATE FUNCTION dispatcher.old_notifications(p_tenant_id uuid, p_limit integer) 
 $$;
 
 COMMENT ON FUNCTION dispatcher.old_notifications(p_tenant_id uuid, p_limit integer) IS 'Notifications that were dealt with a week ago.';
+
+CREATE TABLE public.agent_inbox_items (
+    id uuid DEFAULT gen_random_uuid() NOT NULL,
+    tenant_id uuid DEFAULT '00000000-0000-0000-0000-000000000000'::uuid NOT NULL,
+    agent_id uuid NOT NULL,
+    agent_slug text NOT NULL,
+    event_type public.inbox_event_type NOT NULL,
+    task_id uuid,
+    comment_id uuid,
+    contact_id uuid,
+    status public.inbox_item_status DEFAULT 'pending'::public.inbox_item_status NOT NULL,
+    leased_at timestamp with time zone,
+    leased_until timestamp with time zone,
+    completed_at timestamp with time zone,
+    failed_at timestamp with time zone,
+    attempt_count integer DEFAULT 0 NOT NULL,
+    max_attempts integer DEFAULT 3 NOT NULL,
+    summary text,
+    context jsonb DEFAULT '{}'::jsonb NOT NULL,
+    last_wake_attempt_at timestamp with time zone,
+    last_wake_success_at timestamp with time zone,
+    dedup_key text NOT NULL,
+    created_at timestamp with time zone DEFAULT now() NOT NULL,
+    updated_at timestamp with time zone DEFAULT now() NOT NULL
+);
+
+ALTER TABLE ONLY public.agent_inbox_items REPLICA IDENTITY FULL;
+
+COMMENT ON TABLE public.agent_inbox_items IS 'Work for agents: one row per item. The woken agent leases and closes it.';
+
+CREATE TABLE public.agents (
+    id uuid DEFAULT gen_random_uuid() NOT NULL,
+    tenant_id uuid DEFAULT '00000000-0000-0000-0000-000000000000'::uuid NOT NULL,
+    gateway_id uuid,
+    name text NOT NULL,
+    slug text NOT NULL,
+    description text,
+    status public.agent_status DEFAULT 'ready'::public.agent_status NOT NULL,
+    last_seen_at timestamp with time zone,
+    last_heartbeat_at timestamp with time zone,
+    model text,
+    thinking text,
+    reports_to_id uuid,
+    domains text[] DEFAULT '{}'::text[] NOT NULL,
+    capabilities text[],
+    config jsonb DEFAULT '{}'::jsonb NOT NULL,
+    meta jsonb DEFAULT '{}'::jsonb NOT NULL,
+    created_at timestamp with time zone DEFAULT now() NOT NULL,
+    updated_at timestamp with time zone DEFAULT now() NOT NULL
+);
+
+COMMENT ON TABLE public.agents IS 'The agents, each on a gateway, with the status that says whether it may be woken.';
+
+CREATE VIEW dispatcher.agent_inbox_items WITH (security_invoker='true') AS
+ SELECT id,
+    tenant_id,
+    agent_id,
+    event_type,
+    task_id,
+    comment_id,
+    contact_id,
+    status,
+    leased_at,
+    leased_until,
+    completed_at,
+    failed_at,
+    attempt_count,
+    max_attempts,
+    summary,
+    context,
+    last_wake_attempt_at,
+    last_wake_success_at,
+    created_at,
+    updated_at,
+    agent_slug
+   FROM public.agent_inbox_items item
+  WHERE (EXISTS ( SELECT
+           FROM public.agents agent
+          WHERE ((agent.id = item.agent_id) AND (agent.tenant_id = item.tenant_id))));
+
+COMMENT ON VIEW dispatcher.agent_inbox_items IS 'Items whose agent is of their own tenant.';
 
 CREATE FUNCTION dispatcher.open_items_of_gateway(p_claimant dispatcher.claimant) RETURNS SETOF dispatcher.agent_inbox_items
     LANGUAGE sql STABLE
@@ -7126,8 +7115,8 @@ CREATE FUNCTION public.dispatcher_schema() RETURNS jsonb
     SET search_path TO ''
     AS $$
   select jsonb_build_object(
-    'revision', 45,
-    'fingerprint', '6da32d8ea2a2314f71a2cb1ed8b6c3f7ee528796166f9d63de8a9e6271939130',
+    'revision', 46,
+    'fingerprint', '6d4becaffa90ce8bcf6386cc3645db47ce39c81bee3e82db1dca373222eb1af1',
     'drift', coalesce(jsonb_agg(drift.kind || ' ' || drift.name || ' ' || drift.problem), '[]'))
   from (select * from dispatcher.schema_drift() limit 20) as drift
 $$;
@@ -9737,17 +9726,6 @@ GRANT ALL ON FUNCTION dispatcher.insert_post(p_origin public.inbox_item_origins,
 REVOKE ALL ON FUNCTION dispatcher.invalid(p_faults text[]) FROM PUBLIC;
 GRANT ALL ON FUNCTION dispatcher.invalid(p_faults text[]) TO service_role;
 
-GRANT ALL ON TABLE public.agent_inbox_items TO service_role;
-GRANT SELECT,INSERT,DELETE,UPDATE ON TABLE public.agent_inbox_items TO authenticated;
-
-GRANT ALL ON TABLE public.agents TO service_role;
-GRANT SELECT ON TABLE public.agents TO authenticated;
-
-GRANT SELECT,UPDATE ON TABLE dispatcher.agent_inbox_items TO service_role;
-
-REVOKE ALL ON FUNCTION dispatcher.is_given_up(p_item dispatcher.agent_inbox_items) FROM PUBLIC;
-GRANT ALL ON FUNCTION dispatcher.is_given_up(p_item dispatcher.agent_inbox_items) TO service_role;
-
 REVOKE ALL ON FUNCTION dispatcher.is_in_budget_scope(p_scope text, p_scope_id text, p_agent_id text, p_department_id text, p_workflow_type text) FROM PUBLIC;
 GRANT ALL ON FUNCTION dispatcher.is_in_budget_scope(p_scope text, p_scope_id text, p_agent_id text, p_department_id text, p_workflow_type text) TO service_role;
 
@@ -9926,6 +9904,14 @@ GRANT ALL ON FUNCTION dispatcher.often_woken_agents(p_sweeper dispatcher.claiman
 
 REVOKE ALL ON FUNCTION dispatcher.old_notifications(p_tenant_id uuid, p_limit integer) FROM PUBLIC;
 GRANT ALL ON FUNCTION dispatcher.old_notifications(p_tenant_id uuid, p_limit integer) TO service_role;
+
+GRANT ALL ON TABLE public.agent_inbox_items TO service_role;
+GRANT SELECT,INSERT,DELETE,UPDATE ON TABLE public.agent_inbox_items TO authenticated;
+
+GRANT ALL ON TABLE public.agents TO service_role;
+GRANT SELECT ON TABLE public.agents TO authenticated;
+
+GRANT SELECT,UPDATE ON TABLE dispatcher.agent_inbox_items TO service_role;
 
 REVOKE ALL ON FUNCTION dispatcher.open_items_of_gateway(p_claimant dispatcher.claimant) FROM PUBLIC;
 GRANT ALL ON FUNCTION dispatcher.open_items_of_gateway(p_claimant dispatcher.claimant) TO service_role;

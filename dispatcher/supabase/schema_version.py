@@ -2,5 +2,5 @@
 
 from typing import Final
 
-REVISION: Final = 45
-FINGERPRINT: Final = "6da32d8ea2a2314f71a2cb1ed8b6c3f7ee528796166f9d63de8a9e6271939130"
+REVISION: Final = 46
+FINGERPRINT: Final = "6d4becaffa90ce8bcf6386cc3645db47ce39c81bee3e82db1dca373222eb1af1"

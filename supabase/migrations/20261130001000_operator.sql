@@ -73,18 +73,6 @@ $$;
 comment on function dispatcher.agents_of_operator(uuid, uuid, text) is
   'The agents of a gateway an operator speaks of: one by slug or id, or all.';
 
-create or replace function dispatcher.is_given_up(p_item dispatcher.agent_inbox_items) returns boolean
-language sql stable set search_path = ''
-as $$
-  select (p_item.status = 'dead_letter' or (p_item.status = 'failed' and p_item.attempt_count >= p_item.max_attempts))
-     and not exists (select from public.inbox_item_marks as mark
-                      where mark.item_id = p_item.id and mark.set_aside_as = 'operator'
-                        and mark.set_aside_at = p_item.failed_at)
-$$;
-comment on function dispatcher.is_given_up(dispatcher.agent_inbox_items) is
-  'Whether an item was given up: a dead letter, or failed without attempts left (what went stale, what an older '
-  'daemon gave up). Not what an operator ended.';
-
 create or replace function dispatcher.since(p_since text) returns timestamptz
 language plpgsql stable set search_path = ''
 as $$
@@ -108,18 +96,19 @@ create or replace function dispatcher.items_to_requeue(
 ) returns table (item_id uuid, agent_id uuid)
 language sql stable set search_path = ''
 as $$
+  -- The marks are joined, not asked for one by one: history grows, and a call must stay within the statement timeout.
   select item.id, item.agent_id
     from dispatcher.agents as agent
     join dispatcher.agent_inbox_items as item on item.agent_id = agent.id and item.tenant_id = agent.tenant_id
+    left join public.inbox_item_marks as mark on mark.item_id = item.id and mark.set_aside_at = item.failed_at
    where agent.id = any (p_agent_ids) and item.status in ('failed', 'dead_letter')
      and case when p_item_ids is not null then item.id = any (p_item_ids)
-              when p_dead then dispatcher.is_given_up(item) and (p_since is null
-                  or coalesce(item.failed_at, item.updated_at) >= p_since)
-              when item.status = 'failed' then dispatcher.is_set_aside_by_stall(item.id, item.failed_at)
-              else p_is_one_agent and exists (
-                   select from public.inbox_item_marks as mark
-                    where mark.item_id = item.id and mark.set_aside_as = 'wake_chain_limit'
-                      and mark.set_aside_at = item.failed_at) end
+              -- Given up: also what went stale and what an older daemon gave up; not what an operator ended.
+              when p_dead then (item.status = 'dead_letter' or item.attempt_count >= item.max_attempts)
+                  and mark.set_aside_as is distinct from 'operator'
+                  and (p_since is null or coalesce(item.failed_at, item.updated_at) >= p_since)
+              when item.status = 'failed' then mark.set_aside_as = 'agent_stalled'
+              else p_is_one_agent and mark.set_aside_as = 'wake_chain_limit' end
    order by item.created_at, item.id limit p_limit
 $$;
 comment on function dispatcher.items_to_requeue(uuid[], boolean, uuid[], boolean, timestamptz, integer) is

@@ -847,7 +847,6 @@ as $expected$
     ('function', 'dispatcher.inbox_retry_delay(integer)', 'bbd86e64dad62e762a9937031785bc2d', null),
     ('function', 'dispatcher.insert_post(public.inbox_item_origins,uuid,text,text,text,jsonb)', '74b3575914354365f60983b5c97d919e', null),
     ('function', 'dispatcher.invalid(text[])', '54f9e3815cbaeff182f272136cc192cf', null),
-    ('function', 'dispatcher.is_given_up(dispatcher.agent_inbox_items)', '4f2089097852f893883b7407e5c6cb7a', null),
     ('function', 'dispatcher.is_in_budget_scope(text,text,text,text,text)', '9c1606331d3b2ace444b7c67c0e76287', null),
     ('function', 'dispatcher.is_instance_silent(public.dispatcher_instances)', '115ce2f740a5f7c5729d6228aeb9e9a9', null),
     ('function', 'dispatcher.is_notification_due(public.workflow_notifications)', '4ac44dbbc1cf2cbed507798d4a867642', null),
@@ -860,7 +859,7 @@ as $expected$
     ('function', 'dispatcher.is_suspect(public.workflow_runs,public.dispatcher_settings)', '4d7ce1abd0f6845d6723b31d50e4b5a6', null),
     ('function', 'dispatcher.is_timezone(text)', '192ecd9454a643693445b89e253f4775', null),
     ('function', 'dispatcher.items_of_claim(dispatcher.gate_facts)', 'e4ca0f8a2d3556420c31665b68122b91', null),
-    ('function', 'dispatcher.items_to_requeue(uuid[],boolean,uuid[],boolean,timestamp with time zone,integer)', 'd4974de31b7aab7f67f6017fc574cd6c', null),
+    ('function', 'dispatcher.items_to_requeue(uuid[],boolean,uuid[],boolean,timestamp with time zone,integer)', 'bfcdc3b0aa3307af9c0fd9ed7d0be987', null),
     ('function', 'dispatcher.join_waitlist(uuid,text,timestamp with time zone,timestamp with time zone)', 'cb9ad65d21c82773044c032797b179df', null),
     ('function', 'dispatcher.keep_settings(uuid,uuid,jsonb)', '5f906d2c16ec4499c8f0778ffd74a24b', null),
     ('function', 'dispatcher.known_cost(numeric)', '2b5b2c5c0457770c0ca24b5a17fbd464', null),
@@ -1335,7 +1334,6 @@ as $expected$
     ('right', 'service_role function dispatcher.inbox_retry_delay(integer)', 'execute', null),
     ('right', 'service_role function dispatcher.insert_post(public.inbox_item_origins,uuid,text,text,text,jsonb)', 'execute', null),
     ('right', 'service_role function dispatcher.invalid(text[])', 'execute', null),
-    ('right', 'service_role function dispatcher.is_given_up(dispatcher.agent_inbox_items)', 'execute', null),
     ('right', 'service_role function dispatcher.is_in_budget_scope(text,text,text,text,text)', 'execute', null),
     ('right', 'service_role function dispatcher.is_instance_silent(public.dispatcher_instances)', 'execute', null),
     ('right', 'service_role function dispatcher.is_notification_due(public.workflow_notifications)', 'execute', null),
@@ -1708,8 +1706,8 @@ create or replace function public.dispatcher_schema() returns jsonb
 language sql stable set search_path = ''
 as $$
   select jsonb_build_object(
-    'revision', 45,
-    'fingerprint', '6da32d8ea2a2314f71a2cb1ed8b6c3f7ee528796166f9d63de8a9e6271939130',
+    'revision', 46,
+    'fingerprint', '6d4becaffa90ce8bcf6386cc3645db47ce39c81bee3e82db1dca373222eb1af1',
     'drift', coalesce(jsonb_agg(drift.kind || ' ' || drift.name || ' ' || drift.problem), '[]'))
   from (select * from dispatcher.schema_drift() limit 20) as drift
 $$;
@@ -1724,7 +1722,7 @@ select dispatcher.drop_retired_objects();
 
 select dispatcher.restrict_functions(array['dispatcher_schema']);
 select dispatcher.mend_rights();
-select dispatcher.record_definitions('6da32d8ea2a2314f71a2cb1ed8b6c3f7ee528796166f9d63de8a9e6271939130');
+select dispatcher.record_definitions('6d4becaffa90ce8bcf6386cc3645db47ce39c81bee3e82db1dca373222eb1af1');
 
 notify pgrst, 'reload schema';
 commit;

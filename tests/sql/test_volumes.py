@@ -222,3 +222,21 @@ def claimed_beside(daemon: Dispatcher, agent: uuid.UUID, other: uuid.UUID) -> st
             assert answer["item_ids"]
             assert daemon.ended(answer, "interrupted", None)["code"] == "ok"
     return "granted" if answers[0]["granted"] else answers[0]["skip_reason"]
+
+
+def test_c34_two_hundred_thousand_dead_letters_come_back_within_the_statement_timeout(
+    database: Database, seed: Seed
+) -> None:
+    """Each call looks at the whole history of failed items; a call that is cancelled brings back none of them."""
+    for number in range(4):
+        many_items(database, seed.agent(f"full{number}"), 50_000, "1 hour", "dead_letter")
+
+    def requeue(*arguments: object) -> Any:
+        query = "select requeue_inbox_items(%s, 'local', null, null, %s, null, %s)"
+        return database.value(query, [DEFAULT_TENANT, *arguments])
+
+    for dead, dry_run, requeued in ((False, False, 0), (True, True, 0), (True, False, 500)):
+        took, answer = timed(lambda dead=dead, dry_run=dry_run: requeue(dead, dry_run))
+        assert answer["requeued"] == requeued
+        assert answer["dead_letters_left"] > 0
+        assert took < 2 * LONGEST_PASS, (dead, dry_run, took)

@@ -28,7 +28,7 @@ from dispatcher.agents.supervisor import Ending, Supervisor, WakeProcess
 from dispatcher.answers import Answer
 from dispatcher.clock import rfc3339_ms
 from dispatcher.config import Settings
-from dispatcher.errors import MalformedAnswer, MigrationsMissing, RestError, ShuttingDown
+from dispatcher.errors import MalformedAnswer, MigrationsMissing, RestError, ShuttingDown, is_held
 from dispatcher.inbox.book import BookedWake, WakeBook
 from dispatcher.inbox.decisions import Decisions
 from dispatcher.inbox.hints import Hints, LocalAgents
@@ -43,6 +43,7 @@ from dispatcher.inbox.worker import ClaimTroubles, WakeWorker
 from dispatcher.instance.adoption import Adopter, Host
 from dispatcher.instance.faults import FaultWatch
 from dispatcher.instance.heartbeat_file import HeartbeatFile, own_file
+from dispatcher.instance.holders import HolderWatch, WatchedRest
 from dispatcher.instance.model import Adoption, OpenWake, Registration
 from dispatcher.instance.schema import difference, refuse_older
 from dispatcher.instance.service import Heart, Pulse
@@ -86,6 +87,8 @@ REALTIME_TURN_SECONDS: Final = 5.0
 GATEWAY_TURN_SECONDS: Final = 10.0
 LONGEST_PULSE_SECONDS: Final = 10.0
 GAUGE_SECONDS: Final = 30.0
+# A registration has waited in the database for what another session holds.
+HELD_SECONDS: Final = 0.8
 # By so much the deadline in the database lies behind the time-out of the process, as `claim_one_wake` writes it.
 DEADLINE_MARGIN: Final = 15.0
 
@@ -116,7 +119,9 @@ class Daemon:
             timeouts=Timeouts(call=settings.rest_timeout),
             on_call=self._meter.called,
         )
-        self._instances = InstanceStore(self._rest)
+        self._holders = HolderWatch(self._health, self._ask_who_holds)
+        self._calls = WatchedRest(self._rest, self._holders)
+        self._instances = InstanceStore(self._calls)
         self._config_files = config_candidates(
             settings.openclaw_home, settings.openclaw_state_dir, settings.openclaw_config_path
         )
@@ -144,7 +149,7 @@ class Daemon:
         self._malformed_hints = Repeats()
         self._due: DueTimes[UUID] = DueTimes()
         self._hints = Hints(self._agents, self._due, self._book)
-        self._store = InboxStore(self._rest, lambda: self._instance_id, self._book)
+        self._store = InboxStore(self._calls, lambda: self._instance_id, self._book)
         self._launcher = self._build_launcher()
         self._decisions = Decisions(
             self._launcher.launch, self._due, rest=self._hints.rest, on_decision=_counted(self._meter.decided)
@@ -186,7 +191,7 @@ class Daemon:
 
     def _build_workflows(self) -> list[PeriodicService]:
         settings, interval = self._settings, self._settings.workflow_poll_interval
-        self._workflow_store = WorkflowStore(self._rest, lambda: self._instance_id)
+        self._workflow_store = WorkflowStore(self._calls, lambda: self._instance_id)
         stopper = ProcessStopper(self._supervisor.stop)
         notifier = Notifier(
             self._workflow_store,
@@ -331,6 +336,7 @@ class Daemon:
             settle_open_wakes=self._settle_open_wakes,
             on_broadcast_available=self._on_broadcast_available,
             health=self._health,
+            is_stopping=self._ending.is_set,
             on_swept=self._on_swept,
         )
 
@@ -572,9 +578,21 @@ class Daemon:
     def _register_and_tell(self) -> None:
         try:
             self._check_schema()
-            self._registered.put(self._register())
+            self._registered.put(self._register_when_free())
         except BaseException as error:  # noqa: BLE001 - raised again by the main thread
             self._registered.put(error)
+
+    def _register_when_free(self) -> Registration:
+        """What another session holds for long is no reason to give up; the watch says what it is."""
+        while True:
+            try:
+                return self._register()
+            except RestError as error:
+                if not is_held(error) or self._ending.wait(HELD_SECONDS):
+                    raise
+
+    def _ask_who_holds(self) -> str:
+        return InstanceStore(self._rest).holders(self._settings.tenant_id, self._settings.gateway_id)
 
     def _check_schema(self) -> None:
         """Raises MigrationsMissing for a schema that is older; tells of any other difference, and goes on."""

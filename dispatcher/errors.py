@@ -10,6 +10,9 @@ EXIT_FAILED = 1
 EXIT_UNAVAILABLE = 69
 EXIT_BAD_SETTINGS = 78
 
+# The SQLSTATE of a call that waited for a row or a table which another session holds: nothing was done.
+LOCK_NOT_AVAILABLE = "55P03"
+
 
 class DispatcherError(Exception):
     """Base of all deliberate errors; `exit_code` is what the process ends with when it is not handled."""
@@ -94,6 +97,11 @@ class RestError(DispatcherError):
         self.retryable = retryable
         if retryable:
             self.exit_code = EXIT_UNAVAILABLE
+
+
+def is_held(error: BaseException) -> bool:
+    """Whether a call did nothing because another session holds what it needs: worth another try in a second."""
+    return isinstance(error, RestError) and error.code == LOCK_NOT_AVAILABLE
 
 
 class MalformedAnswer(RestError):

@@ -86,6 +86,9 @@ REALTIME_MISCONFIGURED: Final = "realtime.misconfigured"  # the server says a su
 REALTIME_FALLBACK: Final = "realtime.fallback"  # postgres_changes stands in for broadcast
 REALTIME_FALLBACK_ENDED: Final = "realtime.fallback_ended"  # broadcast is well: it alone is listened to
 
+LOCK_HELD: Final = "lock.held"  # calls wait for what another session holds: which row or table, and who, if visible
+LOCK_RELEASED: Final = "lock.released"  # they go through again
+
 REST_RETRIED: Final = "rest.retried"  # a call failed in passing and was repeated
 REST_FAILED: Final = "rest.failed"  # the metrics hook of the API client raised; the call itself is well
 

@@ -840,6 +840,7 @@ declare
   v_answers jsonb := '[]';
   v_granted integer := 0;
   v_page constant integer := 100;
+  v_ends_at constant timestamptz := clock_timestamp() + interval '2 seconds';
   v_looked integer := 0;
   v_seen integer;
 begin
@@ -881,7 +882,7 @@ begin
       end if;
       v_answers := v_answers || v_answer;
       v_granted := v_granted + (v_answer ->> 'granted')::boolean::integer;
-      if v_granted >= p_limit then
+      if v_granted >= p_limit or clock_timestamp() > v_ends_at then
         return v_answers;
       end if;
       select v_waiting.waitlisted_at, v_waiting.waiting_since, v_waiting.agent_id into v_last;
@@ -1716,7 +1717,7 @@ COMMENT ON FUNCTION dispatcher.finish_notification(p_result jsonb, p_tenant_id u
 CREATE FUNCTION dispatcher.finish_workflow_run(p_tenant_id uuid, p_run_id uuid, p_session text, p_claim_token uuid, p_status text, p_output jsonb, p_error text, p_usage jsonb) RETURNS jsonb
     LANGUAGE plpgsql
     SET search_path TO ''
-    SET lock_timeout TO '2s'
+    SET lock_timeout TO '1s'
     AS $$
 declare
   v_run public.workflow_runs;
@@ -2128,6 +2129,17 @@ $$;
 
 COMMENT ON FUNCTION dispatcher.held_by(p_groups dispatcher.waiting_group[], p_closed jsonb, p_budgets dispatcher.evaluated_budget[]) IS 'The names of the budgets that hold each type.';
 
+CREATE FUNCTION dispatcher.held_claims(p_claims jsonb, p_held text) RETURNS jsonb
+    LANGUAGE sql
+    SET search_path TO ''
+    AS $$
+  select coalesce(jsonb_agg(dispatcher.refusal((claim.value ->> 'agent_id')::uuid, null, 'busy', 1)
+                            || jsonb_build_object('held', left(p_held, 1000)) order by claim.ordinality), '[]')
+    from jsonb_array_elements(p_claims) with ordinality as claim
+$$;
+
+COMMENT ON FUNCTION dispatcher.held_claims(p_claims jsonb, p_held text) IS 'The answers to claims while a row that all of the gateway need is held: busy, with what is held and by whom.';
+
 CREATE FUNCTION dispatcher.held_gateways(p_tick dispatcher.tick) RETURNS uuid[]
     LANGUAGE sql
     SET search_path TO ''
@@ -2137,6 +2149,115 @@ CREATE FUNCTION dispatcher.held_gateways(p_tick dispatcher.tick) RETURNS uuid[]
 $$;
 
 COMMENT ON FUNCTION dispatcher.held_gateways(p_tick dispatcher.tick) IS 'The gateways of the tenant that nobody changes at this moment, held against it: agents of the others wait for the next pass.';
+
+CREATE FUNCTION dispatcher.held_lasting(p_tenant_id uuid, p_gateway_id uuid) RETURNS jsonb
+    LANGUAGE plpgsql
+    SET search_path TO ''
+    AS $$
+declare
+  v_before jsonb := dispatcher.held_tables() || dispatcher.held_rows(p_tenant_id, p_gateway_id);
+  v_after jsonb;
+begin
+  if v_before = '[]' then
+    return v_before;
+  end if;
+  perform pg_catalog.pg_sleep(0.1);
+  v_after := dispatcher.held_tables() || dispatcher.held_rows(p_tenant_id, p_gateway_id);
+  return coalesce((
+    select jsonb_agg(still.value) from jsonb_array_elements(v_after) as still
+     where exists (select from jsonb_array_elements(v_before) as once,
+                     jsonb_array_elements(once.value -> 'sessions') as session_before,
+                     jsonb_array_elements(still.value -> 'sessions') as session_now
+                    where once.value ->> 'table' = still.value ->> 'table'
+                      and session_before.value -> 'pid' = session_now.value -> 'pid')), '[]');
+end
+$$;
+
+COMMENT ON FUNCTION dispatcher.held_lasting(p_tenant_id uuid, p_gateway_id uuid) IS 'What a gateway''s daemons share and the same session has held for a tenth of a second: no claim does.';
+
+CREATE FUNCTION dispatcher.held_rows(p_tenant_id uuid, p_gateway_id uuid) RETURNS jsonb
+    LANGUAGE plpgsql
+    SET search_path TO ''
+    AS $_$
+declare
+  v_probe text[];
+  v_xmax xid[];
+  v_held jsonb := '[]';
+begin
+  foreach v_probe slice 1 in array array[
+    ['dispatcher_gateways', 'gateway_id = $2', 'update'],
+    ['gateways', 'id = $2', 'key share'],
+    ['tenants', 'id = $1', 'key share'],
+    ['dispatcher_instances', 'gateway_id = $2 and state = ''running''', 'no key update'],
+    ['dispatcher_settings',
+     'instance_id in (select id from public.dispatcher_instances where gateway_id = $2 and state = ''running'')',
+     'update']
+  ] loop
+    begin
+      execute format(
+        'with free as (select ctid from public.%1$I where %2$s for %3$s skip locked) '
+        'select array_agg(xmax) from public.%1$I where %2$s and ctid not in (select ctid from free)',
+        v_probe[1], v_probe[2], v_probe[3]) into v_xmax using p_tenant_id, p_gateway_id;
+      if v_xmax is not null then
+        v_held := v_held || dispatcher.held_thing('row', v_probe[1], dispatcher.pids_of_rows(v_xmax));
+      end if;
+    exception when lock_not_available then
+      null;  -- the table as a whole is held
+    end;
+  end loop;
+  return v_held;
+end
+$_$;
+
+COMMENT ON FUNCTION dispatcher.held_rows(p_tenant_id uuid, p_gateway_id uuid) IS 'The rows that a gateway''s daemons share and somebody holds at this moment: [{kind: row, table, sessions, text}]. Takes those that are free for as long as the call lasts; waits for nobody, but up to lock_timeout for a table.';
+
+CREATE FUNCTION dispatcher.held_tables() RETURNS jsonb
+    LANGUAGE sql
+    SET search_path TO ''
+    AS $$
+  select coalesce(jsonb_agg(dispatcher.held_thing('table', held.name, held.pids) order by held.name), '[]')
+    from (
+      select class.relname::text as name, array_agg(distinct coalesce(blocker.pid, 0)) as pids
+        from pg_catalog.pg_locks as lock
+        join pg_catalog.pg_class as class on class.oid = lock.relation and class.relkind in ('r', 'p')
+            and class.relnamespace = 'public'::regnamespace
+       cross join lateral unnest(array[lock.pid] || case when lock.granted then '{}'
+           else pg_catalog.pg_blocking_pids(lock.pid) end) as blocker (pid)
+       where lock.locktype = 'relation'
+         and lock.database = (select oid from pg_catalog.pg_database where datname = current_database())
+         -- What waits for a whole table has everybody wait behind it.
+         and lock.mode in ('ShareLock', 'ShareRowExclusiveLock', 'ExclusiveLock', 'AccessExclusiveLock')
+         and lock.pid is distinct from pg_catalog.pg_backend_pid()
+       group by class.relname limit 20) as held
+$$;
+
+COMMENT ON FUNCTION dispatcher.held_tables() IS 'The tables of schema public that somebody holds, or waits for, as a whole: [{kind: table, table, sessions, text}].';
+
+CREATE FUNCTION dispatcher.held_thing(p_kind text, p_table text, p_pids integer[]) RETURNS jsonb
+    LANGUAGE plpgsql
+    SET search_path TO ''
+    AS $$
+declare
+  v_sessions constant jsonb := dispatcher.sessions_of(p_pids);
+begin
+  return jsonb_build_object(
+    'kind', p_kind, 'table', p_table, 'sessions', v_sessions,
+    'text', format('%s %s is held by %s', case p_kind when 'row' then 'a row of' else 'the whole table' end, p_table,
+      coalesce((
+        select string_agg(
+          case when (session.value ->> 'pid')::integer = 0
+               then 'a prepared transaction (see pg_prepared_xacts)'
+               else format('pid %s (%s, user %s, %s)', session.value ->> 'pid',
+                 coalesce('application ' || (session.value ->> 'application'), 'no application name'),
+                 coalesce(session.value ->> 'user', 'unknown'),
+                 coalesce(format('%s, its transaction open for %s s', session.value ->> 'state',
+                                 round((session.value ->> 'seconds')::numeric)),
+                          'what it does is hidden from us: see pg_stat_activity')) end, ', ')
+          from jsonb_array_elements(v_sessions) as session), 'a session that has just gone')));
+end
+$$;
+
+COMMENT ON FUNCTION dispatcher.held_thing(p_kind text, p_table text, p_pids integer[]) IS '{kind: row | table, table, sessions, text}: what is held, and by whom.';
 
 CREATE FUNCTION dispatcher.hint_agent_change() RETURNS trigger
     LANGUAGE plpgsql SECURITY DEFINER
@@ -2990,25 +3111,29 @@ CREATE FUNCTION dispatcher.lock_gateway(p_instance_id uuid) RETURNS dispatcher.c
 declare
   v_found record;
 begin
-  -- The rows that a wake refers to are held along with it: the check of a foreign key then waits for nobody.
-  select instance.id, instance.tenant_id, instance.gateway_id, settings into v_found
-    from public.dispatcher_instances as instance
-    join public.dispatcher_settings as settings on settings.instance_id = instance.id
-    join public.dispatcher_gateways as lock on lock.gateway_id = instance.gateway_id
-    join public.gateways as gateway on gateway.id = instance.gateway_id
-    join public.tenants as tenant on tenant.id = instance.tenant_id
-   where instance.id = p_instance_id
-     for update of lock for key share of instance, gateway, tenant;
-  if v_found.id is null then
-    perform dispatcher.running_instance(p_instance_id);
-    raise exception 'the gateway of dispatcher instance % is gone', p_instance_id using errcode = 'OD001',
-        hint = 'Register the instance again.';
-  end if;
-  return row(v_found.id, v_found.tenant_id, v_found.gateway_id, v_found.settings)::dispatcher.claimant;
+  for v_try in 1 .. 2 loop
+    -- The rows that a wake refers to are held along with it: the check of a foreign key then waits for nobody.
+    select instance.id, instance.tenant_id, instance.gateway_id, settings into v_found
+      from public.dispatcher_instances as instance
+      join public.dispatcher_settings as settings on settings.instance_id = instance.id
+      join public.dispatcher_gateways as lock on lock.gateway_id = instance.gateway_id
+      join public.gateways as gateway on gateway.id = instance.gateway_id
+      join public.tenants as tenant on tenant.id = instance.tenant_id
+     where instance.id = p_instance_id
+       for update of lock skip locked for key share of instance, gateway, tenant skip locked;
+    if v_found.id is not null then
+      return row(v_found.id, v_found.tenant_id, v_found.gateway_id, v_found.settings)::dispatcher.claimant;
+    end if;
+    exit when v_try = 2;
+    perform dispatcher.wait_for_gateway(p_instance_id);
+  end loop;
+  perform dispatcher.running_instance(p_instance_id);
+  raise exception 'the gateway of dispatcher instance % is gone', p_instance_id using errcode = 'OD001',
+      hint = 'Register the instance again.';
 end
 $$;
 
-COMMENT ON FUNCTION dispatcher.lock_gateway(p_instance_id uuid) IS 'Locks the gateway of an instance, which makes its cap exact, and answers who claims with which settings. The only wait of a claim, bounded by lock_timeout; raises OD001 for an unknown instance.';
+COMMENT ON FUNCTION dispatcher.lock_gateway(p_instance_id uuid) IS 'Locks the gateway of an instance, which makes its cap exact, and answers who claims with which settings. The only wait of a claim: see wait_for_gateway. Raises OD001 for an unknown instance.';
 
 CREATE FUNCTION dispatcher.lock_inbox_lease(p_item_id uuid, p_lease_token uuid, p_outcomes text[], p_wake_id uuid) RETURNS text
     LANGUAGE plpgsql
@@ -3140,6 +3265,8 @@ CREATE FUNCTION dispatcher.look_around(p_sweeper dispatcher.claimant) RETURNS js
     SET search_path TO ''
     AS $$
 begin
+  -- Much is looked at, and a table that somebody holds is met again and again.
+  perform set_config('lock_timeout', '100ms', true);
   perform dispatcher.warm_backend();
   return jsonb_build_object(
     'agents', (select coalesce(jsonb_agg(jsonb_build_object('id', id, 'slug', slug)), '[]') from dispatcher.agents
@@ -3875,6 +4002,39 @@ end
 $$;
 
 COMMENT ON FUNCTION dispatcher.phases_due(p_sweeper dispatcher.claimant) IS 'The phases of a sweep that have something to do, in their order.';
+
+CREATE FUNCTION dispatcher.pids_of_rows(p_xmax xid[]) RETURNS integer[]
+    LANGUAGE plpgsql
+    SET search_path TO ''
+    AS $$
+declare
+  v_xmax xid;
+  v_pids integer[] := '{}';
+  v_found integer[];
+begin
+  foreach v_xmax in array p_xmax loop
+    select array_agg(coalesce(lock.pid, 0)) into v_found from pg_catalog.pg_locks as lock
+     where lock.locktype = 'transactionid' and lock.granted and lock.transactionid = v_xmax
+       and lock.pid is distinct from pg_catalog.pg_backend_pid();
+    if v_found is null then
+      -- Several hold it together: the number is that of their list.
+      begin
+        select array_agg(coalesce(lock.pid, 0)) into v_found
+          from pg_catalog.pg_get_multixact_members(v_xmax) as member
+          join pg_catalog.pg_locks as lock on lock.locktype = 'transactionid' and lock.granted
+              and lock.transactionid = member.xid
+         where lock.pid is distinct from pg_catalog.pg_backend_pid();
+      exception when others then
+        if dispatcher.must_abort(sqlstate) then raise; end if;  -- no such list: whoever held it has gone
+      end;
+    end if;
+    v_pids := v_pids || coalesce(v_found, '{}');
+  end loop;
+  return array(select distinct unnest(v_pids));
+end
+$$;
+
+COMMENT ON FUNCTION dispatcher.pids_of_rows(p_xmax xid[]) IS 'The sessions whose transactions hold rows with these xmax; 0 stands for a prepared transaction.';
 
 CREATE FUNCTION dispatcher.prepare_workflow_run() RETURNS trigger
     LANGUAGE plpgsql
@@ -5084,6 +5244,21 @@ $_$;
 
 COMMENT ON FUNCTION dispatcher.send_gateway_hint(p_gateway_id uuid, p_event text, p_payload jsonb) IS 'Broadcasts a hint to the private topic of a gateway once the transaction commits. Never fails; without realtime.send it does nothing.';
 
+CREATE FUNCTION dispatcher.sessions_of(p_pids integer[]) RETURNS jsonb
+    LANGUAGE sql SECURITY DEFINER
+    SET search_path TO ''
+    AS $$
+  select coalesce(jsonb_agg(jsonb_build_object(
+           'pid', holder.pid, 'application', nullif(left(activity.application_name, 60), ''),
+           'user', activity.usename, 'state', activity.state,
+           'seconds', round(extract(epoch from clock_timestamp() - activity.xact_start)::numeric, 1))
+           order by activity.xact_start, holder.pid), '[]')
+    from (select held.pid from unnest(p_pids) as held (pid) limit 5) as holder
+    left join pg_catalog.pg_stat_activity as activity on activity.pid = holder.pid
+$$;
+
+COMMENT ON FUNCTION dispatcher.sessions_of(p_pids integer[]) IS 'Up to five sessions: [{pid, application, user, state, seconds}]. state and seconds (its transaction has been open for) are NULL where the owner of this function may not see them.';
+
 CREATE FUNCTION dispatcher.set_items_aside(p_item_ids uuid[], p_as text, p_reason text) RETURNS integer
     LANGUAGE plpgsql
     SET search_path TO ''
@@ -6110,6 +6285,38 @@ $$;
 
 COMMENT ON FUNCTION dispatcher.unspent_budgets(p_tenant_id uuid, p_action text, p_now timestamp with time zone) IS 'The tenant''s active budgets (of one action, or all) with their running periods, as if nothing were spent.';
 
+CREATE FUNCTION dispatcher.wait_for_gateway(p_instance_id uuid) RETURNS void
+    LANGUAGE plpgsql
+    SET search_path TO ''
+    AS $$
+declare
+  v_ends_at constant timestamptz := clock_timestamp() + interval '1 second';
+  v_instance constant public.dispatcher_instances := dispatcher.running_instance(p_instance_id);
+begin
+  loop
+    begin
+      -- lock_timeout bounds one wait, and each row may cost two: short ones keep the sum near its bound.
+      perform set_config('lock_timeout', '100ms', true);
+      perform from public.dispatcher_gateways as lock, public.dispatcher_instances as instance,
+          public.gateways as gateway, public.tenants as tenant
+        where lock.gateway_id = v_instance.gateway_id and instance.id = p_instance_id
+          and gateway.id = v_instance.gateway_id and tenant.id = v_instance.tenant_id
+          for update of lock for key share of instance, gateway, tenant;
+      return;
+    exception when lock_not_available then
+      exit when clock_timestamp() >= v_ends_at;
+    end;
+  end loop;
+  raise exception '%', coalesce(
+    (select string_agg(held.value ->> 'text', '; ')
+       from jsonb_array_elements(dispatcher.held_tables()
+                                 || dispatcher.held_rows(v_instance.tenant_id, v_instance.gateway_id)) as held),
+    'the rows of the gateway are asked for by too many at once') using errcode = '55P03';
+end
+$$;
+
+COMMENT ON FUNCTION dispatcher.wait_for_gateway(p_instance_id uuid) IS 'Waits for the rows that lock_gateway needs, a second for all of them together; then raises 55P03 with the rows that are held and who holds them.';
+
 CREATE FUNCTION dispatcher.wait_for_next_wake(p_wake public.agent_wakes, p_settings public.dispatcher_settings, p_state text) RETURNS jsonb
     LANGUAGE plpgsql
     SET search_path TO ''
@@ -6816,7 +7023,7 @@ COMMENT ON FUNCTION dispatcher.write_wake(p_claimant dispatcher.claimant, p_fact
 CREATE FUNCTION public.adopt_wake(p_instance_id uuid, p_wake_id uuid, p_claim_token uuid, p_host_id text, p_pid integer, p_pid_started_at double precision) RETURNS jsonb
     LANGUAGE plpgsql
     SET search_path TO ''
-    SET lock_timeout TO '3s'
+    SET lock_timeout TO '1s'
     AS $$
 declare
   v_wake public.agent_wakes;
@@ -6852,6 +7059,7 @@ COMMENT ON FUNCTION public.adopt_wake(p_instance_id uuid, p_wake_id uuid, p_clai
 CREATE FUNCTION public.budget_ledger(p_tenant_id uuid, p_limit integer DEFAULT 50) RETURNS jsonb
     LANGUAGE sql STABLE
     SET search_path TO ''
+    SET lock_timeout TO '1s'
     AS $$
   select jsonb_build_object('code', 'ok', 'events', coalesce(jsonb_agg(jsonb_build_object(
            'at', event.created_at, 'budget_id', event.budget_id, 'budget', budget.name, 'scope', budget.scope,
@@ -6868,7 +7076,7 @@ COMMENT ON FUNCTION public.budget_ledger(p_tenant_id uuid, p_limit integer) IS '
 CREATE FUNCTION public.cancel_workflow_run(p_tenant_id uuid, p_run_id uuid, p_actor text, p_reason text DEFAULT NULL::text) RETURNS jsonb
     LANGUAGE plpgsql
     SET search_path TO ''
-    SET lock_timeout TO '2s'
+    SET lock_timeout TO '1s'
     AS $$
 declare
   v_before public.workflow_runs;
@@ -6900,11 +7108,12 @@ COMMENT ON FUNCTION public.cancel_workflow_run(p_tenant_id uuid, p_run_id uuid, 
 CREATE FUNCTION public.claim_wakes(p_instance_id uuid, p_claims jsonb, p_request uuid) RETURNS jsonb
     LANGUAGE plpgsql
     SET search_path TO ''
-    SET lock_timeout TO '2s'
+    SET lock_timeout TO '1s'
     AS $$
 declare
   v_claimant dispatcher.claimant;
   v_answers jsonb := '[]';
+  v_ends_at constant timestamptz := clock_timestamp() + interval '2 seconds';
 begin
   if jsonb_typeof(p_claims) is distinct from 'array' then
     raise exception 'p_claims must be an array of {agent_id, path, item_ids}' using errcode = 'OD002';
@@ -6912,25 +7121,28 @@ begin
   begin
     v_claimant := dispatcher.lock_gateway(p_instance_id);
   exception when lock_not_available then
-    return (select coalesce(jsonb_agg(dispatcher.busy_agent((claim.value ->> 'agent_id')::uuid)
-        order by claim.ordinality), '[]')
-              from jsonb_array_elements(p_claims) with ordinality as claim);
+    return dispatcher.held_claims(p_claims, sqlerrm);
   end;
-  -- From here on nothing should wait; what could is cut short.
+  -- From here on nothing should wait; what could (a whole table, say) is cut short, and not once for each claim.
   perform set_config('lock_timeout', '100ms', true);
   for v_number in 0 .. jsonb_array_length(p_claims) - 1 loop
+    if clock_timestamp() > v_ends_at then
+      return v_answers || dispatcher.held_claims((select jsonb_agg(claim.value order by claim.ordinality)
+          from jsonb_array_elements(p_claims) with ordinality as claim where claim.ordinality > v_number),
+          'a table that claims need: they waited for two seconds');
+    end if;
     v_answers := v_answers || dispatcher.contained_claim(v_claimant, p_claims -> v_number, p_request);
   end loop;
   return v_answers;
 end
 $$;
 
-COMMENT ON FUNCTION public.claim_wakes(p_instance_id uuid, p_claims jsonb, p_request uuid) IS 'Claims wakes for p_claims = [{agent_id, path, item_ids}]; answers one verdict per claim, in order. p_request makes a repeated call hand back the same grants. An agent whose rows another session holds is busy; one whose data raises is an error of its own; neither stops the others.';
+COMMENT ON FUNCTION public.claim_wakes(p_instance_id uuid, p_claims jsonb, p_request uuid) IS 'Claims wakes for p_claims = [{agent_id, path, item_ids}]; answers one verdict per claim, in order. p_request makes a repeated call hand back the same grants. An agent whose rows another session holds is busy (held: what all need is, and who holds it); one whose data raises is an error of its own; neither stops the others.';
 
 CREATE FUNCTION public.claim_workflow_notifications(p_instance_id uuid, p_limit integer, p_lease_seconds integer DEFAULT 60, p_known_agents text[] DEFAULT '{}'::text[]) RETURNS jsonb
     LANGUAGE plpgsql
     SET search_path TO ''
-    SET lock_timeout TO '2s'
+    SET lock_timeout TO '1s'
     AS $$
 declare
   v_instance constant public.dispatcher_instances := dispatcher.running_instance(p_instance_id);
@@ -6958,7 +7170,7 @@ COMMENT ON FUNCTION public.claim_workflow_notifications(p_instance_id uuid, p_li
 CREATE FUNCTION public.claim_workflow_run(p_tenant_id uuid, p_run_id uuid, p_session text, p_agent text DEFAULT NULL::text, p_wake_id uuid DEFAULT NULL::uuid) RETURNS jsonb
     LANGUAGE plpgsql
     SET search_path TO ''
-    SET lock_timeout TO '2s'
+    SET lock_timeout TO '1s'
     AS $$
 declare
   v_run public.workflow_runs;
@@ -6988,7 +7200,7 @@ COMMENT ON FUNCTION public.claim_workflow_run(p_tenant_id uuid, p_run_id uuid, p
 CREATE FUNCTION public.close_inbox_item(p_item_id uuid, p_lease_token uuid, p_outcome text, p_reason text DEFAULT NULL::text, p_wake_id uuid DEFAULT NULL::uuid) RETURNS jsonb
     LANGUAGE plpgsql
     SET search_path TO ''
-    SET lock_timeout TO '2s'
+    SET lock_timeout TO '1s'
     AS $$
 declare
   v_code text := 'invalid';
@@ -7023,6 +7235,7 @@ COMMENT ON FUNCTION public.complete_inbox_item(p_item_id uuid) IS 'Closes an ite
 CREATE FUNCTION public.complete_workflow_run(p_tenant_id uuid, p_run_id uuid, p_session text, p_output jsonb DEFAULT NULL::jsonb, p_usage jsonb DEFAULT NULL::jsonb, p_claim_token uuid DEFAULT NULL::uuid) RETURNS jsonb
     LANGUAGE sql
     SET search_path TO ''
+    SET lock_timeout TO '1s'
     AS $$ select dispatcher.finish_workflow_run(p_tenant_id, p_run_id, p_session, p_claim_token, 'completed', p_output,
     null, p_usage) $$;
 
@@ -7043,7 +7256,7 @@ COMMENT ON FUNCTION public.current_tenant_id() IS 'The tenant of the caller''s t
 CREATE FUNCTION public.deactivate_budget(p_tenant_id uuid, p_budget text) RETURNS jsonb
     LANGUAGE plpgsql
     SET search_path TO ''
-    SET lock_timeout TO '3s'
+    SET lock_timeout TO '1s'
     AS $$
 declare
   v_named constant record := dispatcher.budgets_named(p_tenant_id, p_budget);
@@ -7066,7 +7279,7 @@ COMMENT ON FUNCTION public.deactivate_budget(p_tenant_id uuid, p_budget text) IS
 CREATE FUNCTION public.dispatch_workflows(p_instance_id uuid, p_phase text DEFAULT 'look'::text, p_facts jsonb DEFAULT NULL::jsonb) RETURNS jsonb
     LANGUAGE plpgsql
     SET search_path TO ''
-    SET lock_timeout TO '2s'
+    SET lock_timeout TO '1s'
     AS $$
 declare
   v_tick constant dispatcher.tick := dispatcher.tick_of(p_instance_id);
@@ -7092,6 +7305,7 @@ COMMENT ON FUNCTION public.dispatch_workflows(p_instance_id uuid, p_phase text, 
 CREATE FUNCTION public.dispatcher_gauges(p_instance_id uuid) RETURNS jsonb
     LANGUAGE plpgsql STABLE
     SET search_path TO ''
+    SET lock_timeout TO '1s'
     AS $$
 declare
   v_instance constant public.dispatcher_instances := dispatcher.running_instance(p_instance_id);
@@ -7110,13 +7324,35 @@ $$;
 
 COMMENT ON FUNCTION public.dispatcher_gauges(p_instance_id uuid) IS 'For /metrics: backlog of the instance''s gateway by age, runs of its tenant by status, and how many runs budgets held at the tenant''s last tick.';
 
+CREATE FUNCTION public.dispatcher_holders(p_tenant_id uuid, p_gateway text) RETURNS jsonb
+    LANGUAGE plpgsql
+    SET search_path TO ''
+    SET lock_timeout TO '100ms'
+    AS $$
+declare
+  v_gateway_id uuid;
+begin
+  begin
+    v_gateway_id := dispatcher.find_gateway(p_tenant_id, p_gateway);
+    if v_gateway_id is null then
+      return dispatcher.unknown_gateway(p_tenant_id);
+    end if;
+  exception when lock_not_available then
+    null;  -- the table itself is held, which is the answer
+  end;
+  return jsonb_build_object('code', 'ok', 'held', dispatcher.held_lasting(p_tenant_id, v_gateway_id));
+end
+$$;
+
+COMMENT ON FUNCTION public.dispatcher_holders(p_tenant_id uuid, p_gateway text) IS 'Which rows that a gateway''s daemons share, and which whole tables, other sessions hold, and who: {code: ok, held: [{kind: row | table, table, text, sessions: [{pid, application, user, state, seconds}]}]}. state and seconds are NULL where the owner of our functions may not see them. Never waits longer than a second.';
+
 CREATE FUNCTION public.dispatcher_schema() RETURNS jsonb
     LANGUAGE sql STABLE
     SET search_path TO ''
     AS $$
   select jsonb_build_object(
-    'revision', 46,
-    'fingerprint', '6d4becaffa90ce8bcf6386cc3645db47ce39c81bee3e82db1dca373222eb1af1',
+    'revision', 47,
+    'fingerprint', 'ed654a09c9cf0853a5cba105f9baacd26e5fe6f0361a0ec3a2addd6d0ceb1e09',
     'drift', coalesce(jsonb_agg(drift.kind || ' ' || drift.name || ' ' || drift.problem), '[]'))
   from (select * from dispatcher.schema_drift() limit 20) as drift
 $$;
@@ -7126,6 +7362,7 @@ COMMENT ON FUNCTION public.dispatcher_schema() IS 'This schema: {revision, finge
 CREATE FUNCTION public.dispatcher_status(p_tenant_id uuid, p_gateway text, p_settings jsonb) RETURNS jsonb
     LANGUAGE plpgsql STABLE
     SET search_path TO ''
+    SET lock_timeout TO '1s'
     AS $$
 declare
   v_gateway record;
@@ -7194,7 +7431,7 @@ COMMENT ON FUNCTION public.dispatcher_status(p_tenant_id uuid, p_gateway text, p
 CREATE FUNCTION public.enqueue_workflow_run(p_tenant_id uuid, p_workflow_type text, p_input jsonb DEFAULT '{}'::jsonb, p_priority integer DEFAULT 0, p_initiator text DEFAULT NULL::text, p_task_id text DEFAULT NULL::text, p_agent text DEFAULT NULL::text, p_not_before timestamp with time zone DEFAULT NULL::timestamp with time zone, p_request_key text DEFAULT NULL::text, p_delay_seconds double precision DEFAULT NULL::double precision) RETURNS jsonb
     LANGUAGE plpgsql
     SET search_path TO ''
-    SET lock_timeout TO '2s'
+    SET lock_timeout TO '1s'
     AS $$
 declare
   v_faults constant text[] := dispatcher.faults_of_new_run(p_tenant_id, p_workflow_type, p_priority, p_initiator,
@@ -7232,7 +7469,7 @@ COMMENT ON FUNCTION public.enqueue_workflow_run(p_tenant_id uuid, p_workflow_typ
 CREATE FUNCTION public.escalate_inbox_item(p_item_id uuid, p_lease_token uuid, p_reason text, p_wake_id uuid DEFAULT NULL::uuid) RETURNS jsonb
     LANGUAGE plpgsql
     SET search_path TO ''
-    SET lock_timeout TO '2s'
+    SET lock_timeout TO '1s'
     AS $$
 declare
   v_code text;
@@ -7252,7 +7489,7 @@ COMMENT ON FUNCTION public.escalate_inbox_item(p_item_id uuid, p_lease_token uui
 CREATE FUNCTION public.expire_inbox_items(p_tenant_id uuid, p_gateway text, p_item_ids uuid[], p_reason text) RETURNS jsonb
     LANGUAGE plpgsql
     SET search_path TO ''
-    SET lock_timeout TO '2s'
+    SET lock_timeout TO '1s'
     AS $$
 declare
   v_gateway_id constant uuid := dispatcher.find_gateway(p_tenant_id, p_gateway);
@@ -7295,6 +7532,7 @@ COMMENT ON FUNCTION public.fail_inbox_item(p_item_id uuid, p_reason text) IS 'Fa
 CREATE FUNCTION public.fail_workflow_run(p_tenant_id uuid, p_run_id uuid, p_session text, p_error text, p_usage jsonb DEFAULT NULL::jsonb, p_claim_token uuid DEFAULT NULL::uuid) RETURNS jsonb
     LANGUAGE sql
     SET search_path TO ''
+    SET lock_timeout TO '1s'
     AS $$ select dispatcher.finish_workflow_run(p_tenant_id, p_run_id, p_session, p_claim_token, 'failed', null, p_error,
     p_usage) $$;
 
@@ -7323,7 +7561,7 @@ COMMENT ON FUNCTION public.finish_workflow_notifications(p_instance_id uuid, p_r
 CREATE FUNCTION public.heartbeat_dispatcher_instance(p_instance_id uuid, p_live_wake_ids uuid[], p_nonce uuid, p_facts jsonb) RETURNS jsonb
     LANGUAGE plpgsql
     SET search_path TO ''
-    SET lock_timeout TO '3s'
+    SET lock_timeout TO '1s'
     AS $$
 declare
   v_instance public.dispatcher_instances;
@@ -7364,7 +7602,7 @@ COMMENT ON FUNCTION public.heartbeat_dispatcher_instance(p_instance_id uuid, p_l
 CREATE FUNCTION public.heartbeat_workflow_run(p_tenant_id uuid, p_run_id uuid, p_session text, p_claim_token uuid DEFAULT NULL::uuid, p_usage jsonb DEFAULT NULL::jsonb) RETURNS jsonb
     LANGUAGE plpgsql
     SET search_path TO ''
-    SET lock_timeout TO '2s'
+    SET lock_timeout TO '1s'
     AS $$
 declare
   v_run public.workflow_runs;
@@ -7390,6 +7628,7 @@ COMMENT ON FUNCTION public.heartbeat_workflow_run(p_tenant_id uuid, p_run_id uui
 CREATE FUNCTION public.inbox_overview(p_tenant_id uuid, p_agent_slug text) RETURNS jsonb
     LANGUAGE plpgsql STABLE
     SET search_path TO ''
+    SET lock_timeout TO '1s'
     AS $$
 declare
   v_agent_id uuid := dispatcher.find_inbox_agent(p_tenant_id, p_agent_slug);
@@ -7449,7 +7688,7 @@ COMMENT ON FUNCTION public.lease_inbox_item(p_agent_id uuid, p_lease_seconds int
 CREATE FUNCTION public.lease_inbox_items(p_tenant_id uuid, p_agent_slug text, p_limit integer DEFAULT 1, p_lease_seconds integer DEFAULT 120, p_lease_token uuid DEFAULT NULL::uuid, p_wake_id uuid DEFAULT NULL::uuid) RETURNS jsonb
     LANGUAGE plpgsql
     SET search_path TO ''
-    SET lock_timeout TO '2s'
+    SET lock_timeout TO '1s'
     AS $$
 declare
   v_agent_id uuid := dispatcher.find_inbox_agent(p_tenant_id, p_agent_slug);
@@ -7483,6 +7722,7 @@ COMMENT ON FUNCTION public.lease_inbox_items(p_tenant_id uuid, p_agent_slug text
 CREATE FUNCTION public.list_budgets(p_tenant_id uuid, p_default_usd numeric DEFAULT NULL::numeric) RETURNS jsonb
     LANGUAGE sql STABLE
     SET search_path TO ''
+    SET lock_timeout TO '1s'
     AS $$
   select jsonb_build_object('code', 'ok', 'budgets', coalesce(jsonb_agg(
            dispatcher.shown_row(to_jsonb(budget) - 'tenant_id') || coalesce(dispatcher.shown_row(to_jsonb(evaluated))
@@ -7505,6 +7745,7 @@ COMMENT ON FUNCTION public.list_budgets(p_tenant_id uuid, p_default_usd numeric)
 CREATE FUNCTION public.list_inbox_items(p_tenant_id uuid, p_gateway text, p_agent text, p_status text, p_limit integer) RETURNS jsonb
     LANGUAGE plpgsql STABLE
     SET search_path TO ''
+    SET lock_timeout TO '1s'
     AS $$
 declare
   v_gateway_id constant uuid := dispatcher.find_gateway(p_tenant_id, p_gateway);
@@ -7534,6 +7775,7 @@ COMMENT ON FUNCTION public.list_inbox_items(p_tenant_id uuid, p_gateway text, p_
 CREATE FUNCTION public.list_wakes(p_tenant_id uuid, p_gateway text, p_agent text, p_limit integer) RETURNS jsonb
     LANGUAGE plpgsql STABLE
     SET search_path TO ''
+    SET lock_timeout TO '1s'
     AS $$
 declare
   v_gateway_id uuid;
@@ -7578,6 +7820,7 @@ COMMENT ON FUNCTION public.list_wakes(p_tenant_id uuid, p_gateway text, p_agent 
 CREATE FUNCTION public.list_workflow_runs(p_tenant_id uuid, p_status text DEFAULT NULL::text, p_workflow_type text DEFAULT NULL::text, p_agent text DEFAULT NULL::text, p_limit integer DEFAULT 50) RETURNS jsonb
     LANGUAGE sql STABLE
     SET search_path TO ''
+    SET lock_timeout TO '1s'
     AS $$
   select jsonb_build_object('count', count(*), 'runs',
       coalesce(jsonb_agg(dispatcher.workflow_run_json(listed) - 'input_payload' - 'output_summary'
@@ -7594,6 +7837,7 @@ COMMENT ON FUNCTION public.list_workflow_runs(p_tenant_id uuid, p_status text, p
 CREATE FUNCTION public.monitor_workflows(p_instance_id uuid) RETURNS jsonb
     LANGUAGE plpgsql STABLE
     SET search_path TO ''
+    SET lock_timeout TO '1s'
     AS $$
 declare
   v_tick constant dispatcher.tick := dispatcher.tick_of(p_instance_id);
@@ -7633,6 +7877,7 @@ COMMENT ON FUNCTION public.note_sweep(p_instance_id uuid, p_sweep jsonb) IS 'Kee
 CREATE FUNCTION public.poll_workflow_runs(p_tenant_id uuid, p_agent text, p_limit integer) RETURNS jsonb
     LANGUAGE sql STABLE
     SET search_path TO ''
+    SET lock_timeout TO '1s'
     AS $$
   select jsonb_build_object('agent', p_agent, 'count', count(*), 'runs',
       coalesce(jsonb_agg(dispatcher.workflow_run_json(pending)
@@ -7647,7 +7892,7 @@ COMMENT ON FUNCTION public.poll_workflow_runs(p_tenant_id uuid, p_agent text, p_
 CREATE FUNCTION public.post_inbox_item(p_tenant_id uuid, p_from_agent_slug text, p_to_agent_slug text, p_event_type text, p_summary text, p_context jsonb DEFAULT '{}'::jsonb, p_request_key text DEFAULT NULL::text, p_post_id uuid DEFAULT NULL::uuid, p_wake_id uuid DEFAULT NULL::uuid) RETURNS jsonb
     LANGUAGE plpgsql
     SET search_path TO ''
-    SET lock_timeout TO '2s'
+    SET lock_timeout TO '1s'
     AS $$
 declare
   v_recipient_id uuid := dispatcher.find_inbox_agent(p_tenant_id, p_to_agent_slug);
@@ -7698,7 +7943,7 @@ COMMENT ON FUNCTION public.post_inbox_item(p_tenant_id uuid, p_from_agent_slug t
 CREATE FUNCTION public.register_dispatcher_instance(p_tenant_id uuid, p_gateway text, p_identity jsonb, p_settings jsonb) RETURNS jsonb
     LANGUAGE plpgsql
     SET search_path TO ''
-    SET lock_timeout TO '3s'
+    SET lock_timeout TO '1s'
     AS $$
 declare
   v_gateway_id constant uuid := dispatcher.find_gateway(p_tenant_id, p_gateway);
@@ -7742,7 +7987,7 @@ COMMENT ON FUNCTION public.register_dispatcher_instance(p_tenant_id uuid, p_gate
 CREATE FUNCTION public.release_inbox_item(p_tenant_id uuid, p_gateway text, p_item_id uuid, p_reason text DEFAULT NULL::text) RETURNS jsonb
     LANGUAGE plpgsql
     SET search_path TO ''
-    SET lock_timeout TO '2s'
+    SET lock_timeout TO '1s'
     AS $$
 declare
   v_gateway_id constant uuid := dispatcher.find_gateway(p_tenant_id, p_gateway);
@@ -7774,7 +8019,7 @@ COMMENT ON FUNCTION public.release_inbox_item(p_tenant_id uuid, p_gateway text, 
 CREATE FUNCTION public.release_workflow_run(p_tenant_id uuid, p_run_id uuid, p_session text, p_claim_token uuid DEFAULT NULL::uuid) RETURNS jsonb
     LANGUAGE plpgsql
     SET search_path TO ''
-    SET lock_timeout TO '2s'
+    SET lock_timeout TO '1s'
     AS $$
 declare
   v_run public.workflow_runs;
@@ -7799,7 +8044,7 @@ COMMENT ON FUNCTION public.release_workflow_run(p_tenant_id uuid, p_run_id uuid,
 CREATE FUNCTION public.remove_workflow_route(p_tenant_id uuid, p_workflow_type text) RETURNS jsonb
     LANGUAGE plpgsql
     SET search_path TO ''
-    SET lock_timeout TO '3s'
+    SET lock_timeout TO '1s'
     AS $$
 begin
   delete from public.workflow_agent_routing where tenant_id = p_tenant_id and workflow_type = p_workflow_type;
@@ -7815,7 +8060,7 @@ COMMENT ON FUNCTION public.remove_workflow_route(p_tenant_id uuid, p_workflow_ty
 CREATE FUNCTION public.report_wakes(p_instance_id uuid, p_reports jsonb, p_claim_limit integer, p_request uuid) RETURNS jsonb
     LANGUAGE plpgsql
     SET search_path TO ''
-    SET lock_timeout TO '2s'
+    SET lock_timeout TO '1s'
     AS $$
 declare
   v_report jsonb;
@@ -7825,6 +8070,8 @@ declare
   v_claims jsonb := '[]';
   v_claims_busy boolean := false;
   v_instance public.dispatcher_instances;
+  v_held text;
+  v_ends_at constant timestamptz := clock_timestamp() + interval '2 seconds';
 begin
   if jsonb_typeof(p_reports) is distinct from 'array' then
     raise exception 'p_reports must be an array of {report, wake_id, claim_token}' using errcode = 'OD002';
@@ -7833,7 +8080,7 @@ begin
   perform set_config('lock_timeout', '100ms', true);
   for v_report in select value from jsonb_array_elements(p_reports) loop
     -- The end of a wake does not overtake its start: what was busy once in this call stays so.
-    if v_report ->> 'wake_id' = any (v_busy) then
+    if v_report ->> 'wake_id' = any (v_busy) or clock_timestamp() > v_ends_at then
       v_answer := jsonb_build_object('wake_id', v_report ->> 'wake_id', 'applied', false, 'code', 'busy');
     else
       v_answer := dispatcher.apply_report(v_report, v_instance.gateway_id);
@@ -7846,22 +8093,22 @@ begin
   -- The gateway's row is the last to be waited for, and whoever holds it waits for nobody: what is reported stands in
   -- any case.
   begin
-    perform set_config('lock_timeout', '1s', true);
     v_claims := dispatcher.claim_waiting_wakes(p_instance_id, p_claim_limit, p_request);
   exception when lock_not_available then
     v_claims_busy := true;
+    v_held := left(sqlerrm, 1000);
   end;
   perform dispatcher.warm_backend();
-  return jsonb_build_object('results', v_results, 'claims', v_claims, 'claims_busy', v_claims_busy);
+  return jsonb_build_object('results', v_results, 'claims', v_claims, 'claims_busy', v_claims_busy, 'held', v_held);
 end
 $$;
 
-COMMENT ON FUNCTION public.report_wakes(p_instance_id uuid, p_reports jsonb, p_claim_limit integer, p_request uuid) IS 'What happened to wakes since the last call, and the next claims off the waitlist, in one round trip: {results, claims, claims_busy}. p_reports: [{report: started|ended, wake_id, claim_token, …}]. A result whose code is busy is to be reported again; claims_busy: another session held the gateway, look again soon.';
+COMMENT ON FUNCTION public.report_wakes(p_instance_id uuid, p_reports jsonb, p_claim_limit integer, p_request uuid) IS 'What happened to wakes since the last call, and the next claims off the waitlist, in one round trip: {results, claims, claims_busy, held}. p_reports: [{report: started|ended, wake_id, claim_token, …}]. A result whose code is busy is to be reported again; claims_busy: another session held the gateway (held: what, and who), look again soon.';
 
 CREATE FUNCTION public.report_workflow_usage(p_tenant_id uuid, p_run_id uuid, p_session text, p_usage jsonb, p_claim_token uuid DEFAULT NULL::uuid) RETURNS jsonb
     LANGUAGE plpgsql
     SET search_path TO ''
-    SET lock_timeout TO '2s'
+    SET lock_timeout TO '1s'
     AS $$
 declare
   v_run public.workflow_runs;
@@ -7884,7 +8131,7 @@ COMMENT ON FUNCTION public.report_workflow_usage(p_tenant_id uuid, p_run_id uuid
 CREATE FUNCTION public.request_wake(p_tenant_id uuid, p_gateway text, p_agent text, p_dry_run boolean, p_settings jsonb) RETURNS jsonb
     LANGUAGE plpgsql
     SET search_path TO ''
-    SET lock_timeout TO '2s'
+    SET lock_timeout TO '1s'
     AS $$
 declare
   v_gateway_id uuid;
@@ -7932,7 +8179,7 @@ COMMENT ON FUNCTION public.request_wake(p_tenant_id uuid, p_gateway text, p_agen
 CREATE FUNCTION public.requeue_inbox_items(p_tenant_id uuid, p_gateway text, p_agent text, p_item_ids uuid[], p_dead boolean DEFAULT false, p_since text DEFAULT NULL::text, p_dry_run boolean DEFAULT false) RETURNS jsonb
     LANGUAGE plpgsql
     SET search_path TO ''
-    SET lock_timeout TO '2s'
+    SET lock_timeout TO '1s'
     AS $$
 declare
   v_limit constant integer := 500;
@@ -7971,7 +8218,7 @@ COMMENT ON FUNCTION public.requeue_inbox_items(p_tenant_id uuid, p_gateway text,
 CREATE FUNCTION public.respawn_workflow_run(p_instance_id uuid, p_run_id uuid, p_claim_token uuid, p_request uuid) RETURNS jsonb
     LANGUAGE plpgsql
     SET search_path TO ''
-    SET lock_timeout TO '2s'
+    SET lock_timeout TO '1s'
     AS $$
 declare
   v_tick constant dispatcher.tick := dispatcher.tick_of(p_instance_id);
@@ -8007,7 +8254,7 @@ COMMENT ON FUNCTION public.respawn_workflow_run(p_instance_id uuid, p_run_id uui
 CREATE FUNCTION public.retry_workflow_run(p_tenant_id uuid, p_run_id uuid, p_actor text, p_reason text DEFAULT NULL::text) RETURNS jsonb
     LANGUAGE plpgsql
     SET search_path TO ''
-    SET lock_timeout TO '2s'
+    SET lock_timeout TO '1s'
     AS $$
 declare
   v_before public.workflow_runs;
@@ -8038,7 +8285,7 @@ COMMENT ON FUNCTION public.retry_workflow_run(p_tenant_id uuid, p_run_id uuid, p
 CREATE FUNCTION public.seed_workflow_routes(p_tenant_id uuid) RETURNS jsonb
     LANGUAGE plpgsql
     SET search_path TO ''
-    SET lock_timeout TO '3s'
+    SET lock_timeout TO '1s'
     AS $$
 declare
   v_faults constant text[] := dispatcher.faults_of_tenant(p_tenant_id);
@@ -8055,7 +8302,7 @@ COMMENT ON FUNCTION public.seed_workflow_routes(p_tenant_id uuid) IS 'The refere
 CREATE FUNCTION public.set_budget(p_tenant_id uuid, p_name text, p_scope text, p_scope_id text, p_period text, p_cap_usd numeric, p_cap_tokens bigint, p_action text, p_timezone text DEFAULT 'UTC'::text, p_fail_closed boolean DEFAULT false, p_budget_id uuid DEFAULT NULL::uuid) RETURNS jsonb
     LANGUAGE plpgsql
     SET search_path TO ''
-    SET lock_timeout TO '3s'
+    SET lock_timeout TO '1s'
     AS $$
 declare
   v_faults constant text[] := dispatcher.faults_of_budget(p_tenant_id, p_name, p_scope, p_scope_id, p_period,
@@ -8095,7 +8342,7 @@ COMMENT ON FUNCTION public.set_budget(p_tenant_id uuid, p_name text, p_scope tex
 CREATE FUNCTION public.set_workflow_route(p_tenant_id uuid, p_workflow_type text, p_agent text, p_priority integer DEFAULT NULL::integer, p_max_concurrent integer DEFAULT NULL::integer, p_timeout_minutes integer DEFAULT NULL::integer) RETURNS jsonb
     LANGUAGE plpgsql
     SET search_path TO ''
-    SET lock_timeout TO '3s'
+    SET lock_timeout TO '1s'
     AS $$
 declare
   v_faults constant text[] := dispatcher.faults_of_route(p_tenant_id, p_workflow_type, p_agent, p_priority,
@@ -8125,6 +8372,7 @@ COMMENT ON FUNCTION public.set_workflow_route(p_tenant_id uuid, p_workflow_type 
 CREATE FUNCTION public.show_workflow_run(p_tenant_id uuid, p_run_id uuid) RETURNS jsonb
     LANGUAGE sql STABLE
     SET search_path TO ''
+    SET lock_timeout TO '1s'
     AS $$
   select case when run.id is null then jsonb_build_object('code', 'not_found', 'run_id', p_run_id) else
     jsonb_build_object('code', 'ok', 'run', dispatcher.workflow_run_json(run),
@@ -8150,7 +8398,7 @@ COMMENT ON FUNCTION public.show_workflow_run(p_tenant_id uuid, p_run_id uuid) IS
 CREATE FUNCTION public.stop_dispatcher_instance(p_instance_id uuid) RETURNS void
     LANGUAGE sql
     SET search_path TO ''
-    SET lock_timeout TO '1s'
+    SET lock_timeout TO '250ms'
     AS $$
   update public.dispatcher_instances set state = 'stopped', stopped_at = now(), last_heartbeat_at = now()
    where id = p_instance_id and state <> 'stopped'
@@ -8196,6 +8444,7 @@ COMMENT ON FUNCTION public.sweep_inbox(p_instance_id uuid, p_phase text, p_curso
 CREATE FUNCTION public.workflow_stats(p_tenant_id uuid) RETURNS jsonb
     LANGUAGE sql STABLE
     SET search_path TO ''
+    SET lock_timeout TO '1s'
     AS $$
   select jsonb_build_object(
     'code', 'ok', 'now', now(),
@@ -9669,8 +9918,23 @@ GRANT ALL ON FUNCTION dispatcher.has_the_pass(p_tick dispatcher.tick) TO service
 REVOKE ALL ON FUNCTION dispatcher.held_by(p_groups dispatcher.waiting_group[], p_closed jsonb, p_budgets dispatcher.evaluated_budget[]) FROM PUBLIC;
 GRANT ALL ON FUNCTION dispatcher.held_by(p_groups dispatcher.waiting_group[], p_closed jsonb, p_budgets dispatcher.evaluated_budget[]) TO service_role;
 
+REVOKE ALL ON FUNCTION dispatcher.held_claims(p_claims jsonb, p_held text) FROM PUBLIC;
+GRANT ALL ON FUNCTION dispatcher.held_claims(p_claims jsonb, p_held text) TO service_role;
+
 REVOKE ALL ON FUNCTION dispatcher.held_gateways(p_tick dispatcher.tick) FROM PUBLIC;
 GRANT ALL ON FUNCTION dispatcher.held_gateways(p_tick dispatcher.tick) TO service_role;
+
+REVOKE ALL ON FUNCTION dispatcher.held_lasting(p_tenant_id uuid, p_gateway_id uuid) FROM PUBLIC;
+GRANT ALL ON FUNCTION dispatcher.held_lasting(p_tenant_id uuid, p_gateway_id uuid) TO service_role;
+
+REVOKE ALL ON FUNCTION dispatcher.held_rows(p_tenant_id uuid, p_gateway_id uuid) FROM PUBLIC;
+GRANT ALL ON FUNCTION dispatcher.held_rows(p_tenant_id uuid, p_gateway_id uuid) TO service_role;
+
+REVOKE ALL ON FUNCTION dispatcher.held_tables() FROM PUBLIC;
+GRANT ALL ON FUNCTION dispatcher.held_tables() TO service_role;
+
+REVOKE ALL ON FUNCTION dispatcher.held_thing(p_kind text, p_table text, p_pids integer[]) FROM PUBLIC;
+GRANT ALL ON FUNCTION dispatcher.held_thing(p_kind text, p_table text, p_pids integer[]) TO service_role;
 
 REVOKE ALL ON FUNCTION dispatcher.hint_agent_change() FROM PUBLIC;
 GRANT ALL ON FUNCTION dispatcher.hint_agent_change() TO service_role;
@@ -9937,6 +10201,9 @@ GRANT ALL ON FUNCTION dispatcher.owns(p_name text) TO service_role;
 REVOKE ALL ON FUNCTION dispatcher.phases_due(p_sweeper dispatcher.claimant) FROM PUBLIC;
 GRANT ALL ON FUNCTION dispatcher.phases_due(p_sweeper dispatcher.claimant) TO service_role;
 
+REVOKE ALL ON FUNCTION dispatcher.pids_of_rows(p_xmax xid[]) FROM PUBLIC;
+GRANT ALL ON FUNCTION dispatcher.pids_of_rows(p_xmax xid[]) TO service_role;
+
 REVOKE ALL ON FUNCTION dispatcher.prepare_workflow_run() FROM PUBLIC;
 GRANT ALL ON FUNCTION dispatcher.prepare_workflow_run() TO service_role;
 
@@ -10074,6 +10341,9 @@ GRANT ALL ON FUNCTION dispatcher.seconds_until(p_at timestamp with time zone) TO
 
 REVOKE ALL ON FUNCTION dispatcher.send_gateway_hint(p_gateway_id uuid, p_event text, p_payload jsonb) FROM PUBLIC;
 GRANT ALL ON FUNCTION dispatcher.send_gateway_hint(p_gateway_id uuid, p_event text, p_payload jsonb) TO service_role;
+
+REVOKE ALL ON FUNCTION dispatcher.sessions_of(p_pids integer[]) FROM PUBLIC;
+GRANT ALL ON FUNCTION dispatcher.sessions_of(p_pids integer[]) TO service_role;
 
 REVOKE ALL ON FUNCTION dispatcher.set_items_aside(p_item_ids uuid[], p_as text, p_reason text) FROM PUBLIC;
 GRANT ALL ON FUNCTION dispatcher.set_items_aside(p_item_ids uuid[], p_as text, p_reason text) TO service_role;
@@ -10237,6 +10507,9 @@ GRANT ALL ON FUNCTION dispatcher.unrouted_types(p_tenant_id uuid) TO service_rol
 REVOKE ALL ON FUNCTION dispatcher.unspent_budgets(p_tenant_id uuid, p_action text, p_now timestamp with time zone) FROM PUBLIC;
 GRANT ALL ON FUNCTION dispatcher.unspent_budgets(p_tenant_id uuid, p_action text, p_now timestamp with time zone) TO service_role;
 
+REVOKE ALL ON FUNCTION dispatcher.wait_for_gateway(p_instance_id uuid) FROM PUBLIC;
+GRANT ALL ON FUNCTION dispatcher.wait_for_gateway(p_instance_id uuid) TO service_role;
+
 REVOKE ALL ON FUNCTION dispatcher.wait_for_next_wake(p_wake public.agent_wakes, p_settings public.dispatcher_settings, p_state text) FROM PUBLIC;
 GRANT ALL ON FUNCTION dispatcher.wait_for_next_wake(p_wake public.agent_wakes, p_settings public.dispatcher_settings, p_state text) TO service_role;
 
@@ -10369,6 +10642,9 @@ GRANT ALL ON FUNCTION public.dispatch_workflows(p_instance_id uuid, p_phase text
 
 REVOKE ALL ON FUNCTION public.dispatcher_gauges(p_instance_id uuid) FROM PUBLIC;
 GRANT ALL ON FUNCTION public.dispatcher_gauges(p_instance_id uuid) TO service_role;
+
+REVOKE ALL ON FUNCTION public.dispatcher_holders(p_tenant_id uuid, p_gateway text) FROM PUBLIC;
+GRANT ALL ON FUNCTION public.dispatcher_holders(p_tenant_id uuid, p_gateway text) TO service_role;
 
 REVOKE ALL ON FUNCTION public.dispatcher_schema() FROM PUBLIC;
 GRANT ALL ON FUNCTION public.dispatcher_schema() TO service_role;

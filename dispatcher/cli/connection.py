@@ -9,15 +9,15 @@ from typing import Any
 
 from dispatcher.cli.answers import checked, checked_rows
 from dispatcher.config import Settings, load_settings
-from dispatcher.errors import DispatcherError, MigrationsMissing, RestError, ServiceUnavailable, UnknownGateway
-from dispatcher.instance.store import unknown_gateway_text
+from dispatcher.errors import DispatcherError, MigrationsMissing, RestError, ServiceUnavailable, UnknownGateway, is_held
+from dispatcher.instance.store import InstanceStore, unknown_gateway_text
 from dispatcher.logs import configure_logging
 from dispatcher.supabase.network import network_of
 from dispatcher.supabase.rest import RestClient
 
 MISSING_FUNCTION = "PGRST202"
 MISSING_TABLE = "42P01"
-# Each try waits two or three seconds in the database.
+# Each try waits about a second in the database.
 BUSY_TRIES = 3
 
 
@@ -58,10 +58,29 @@ class Operator:
     def _ask(self, function: str, arguments: dict[str, object]) -> object:
         """The function's answer; asked again while another session holds a row that it needs."""
         for _ in range(BUSY_TRIES):
-            answer: object = self._rest.rpc(function, arguments, retry=False)
+            try:
+                answer: object = self._rest.rpc(function, arguments, retry=False)
+            except RestError as error:
+                if is_held(error):
+                    continue
+                raise
             if not isinstance(answer, dict) or answer.get("code") != "busy":
                 return answer
-        raise ServiceUnavailable(f"{function}: another session holds what this needs. Try again in a moment.")
+        raise ServiceUnavailable(
+            f"{function}: another session holds what this needs{self._named()}. Try again in a moment."
+        )
+
+    def _named(self) -> str:
+        """What is held and by whom, to follow a sentence; empty where nothing shows."""
+        held = self.held()
+        return f" ({held})" if held else ""
+
+    def held(self) -> str:
+        """What all of the gateway need and another session holds, and who, as one text; empty when nothing is."""
+        try:
+            return InstanceStore(self._rest).holders(self.settings.tenant_id, self.settings.gateway_id)
+        except DispatcherError:  # it says why; what was asked for matters more
+            return ""
 
     def rows(self, table: str, query: Mapping[str, str]) -> list[dict[str, Any]]:
         """Rows of a table, each with the columns of `query["select"]`; see `RestClient.select`."""

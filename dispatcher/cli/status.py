@@ -9,7 +9,7 @@ from typing import Annotated, Any
 import typer
 
 from dispatcher.cli.connection import Operator, gate_settings, operator
-from dispatcher.cli.output import print_json, print_table
+from dispatcher.cli.output import print_json, print_line, print_table
 
 WATCH_SECONDS = 2.0
 
@@ -27,14 +27,17 @@ def command(
 
 
 def read_status(gateway: Operator) -> Mapping[str, Any]:
-    """The answer of `dispatcher_status`."""
-    return gateway.call("dispatcher_status", p_settings=gate_settings(gateway.settings))
+    """The answer of `dispatcher_status`, and what another session holds (`held`, None when nothing)."""
+    status = gateway.call("dispatcher_status", p_settings=gate_settings(gateway.settings))
+    return {**status, "held": gateway.held() or None}
 
 
 def _show(status: Mapping[str, Any], as_json: bool) -> None:
     if as_json:
         print_json(status)
         return
+    if status["held"]:
+        print_line(f"No claim goes through: {status['held']}.")
     _show_instances(status)
     _show_work(status)
     _show_agents(status)

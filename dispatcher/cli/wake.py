@@ -20,14 +20,14 @@ def command(
     dry_run: Annotated[bool, typer.Option("--dry-run", help="Only say which gates would refuse.")] = False,
     as_json: Annotated[bool, typer.Option("--json", help="Print one JSON document.")] = False,
 ) -> None:
-    """Ask for one wake. Ends with 1 and the gate's name when a gate refuses."""
+    """Ask for one wake. Ends with 1 and the reason when a gate refuses, or another session holds what claims need."""
     with operator() as gateway:
         outcome = _ask(gateway, agent, dry_run)
     if as_json:
         print_json(outcome)
     else:
         print_line(describe(outcome, dry_run))
-    if outcome["blocked"] or not (dry_run or outcome["woken"]):
+    if outcome["blocked"] or outcome["held"] or not (dry_run or outcome["woken"]):
         raise typer.Exit(1)
 
 
@@ -35,7 +35,7 @@ def _ask(gateway: Operator, agent: str, dry_run: bool) -> dict[str, Any]:
     answer = gateway.call("request_wake", p_agent=agent, p_dry_run=dry_run, p_settings=gate_settings(gateway.settings))
     refuse_unknown_agent(answer, agent)
     woken = not dry_run and answer["requested"] and not answer["blocked"] and _wait_for_wake(gateway, answer)
-    return {**answer, "woken": woken}
+    return {**answer, "woken": woken, "held": None if woken else gateway.held() or None}
 
 
 def _wait_for_wake(gateway: Operator, answer: Mapping[str, Any]) -> bool:
@@ -63,6 +63,9 @@ def describe(outcome: Mapping[str, Any], dry_run: bool) -> str:
         when = f" It opens in {retry:.0f} s." if only_time else ""
         waits = " It waits for a slot." if outcome["requested"] else ""
         return f"{agent} is not woken: {', '.join(outcome['blocked'])}.{when}{waits}"
+    if outcome["held"]:
+        queued = "would be queued" if dry_run else "is queued"
+        return f"{agent} {queued}, but no claim goes through: {outcome['held']}."
     if dry_run:
         return f"{agent} would be woken."
     if outcome["woken"]:

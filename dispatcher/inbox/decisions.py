@@ -18,6 +18,8 @@ log = get_logger(__name__)
 
 RETRY_AFTER_ERROR = 30.0
 BUSY_SECONDS = 0.25
+# What all of the gateway need is held: each try waits for it in the database, too.
+HELD_SECONDS = 0.5
 LONGEST_BUSY_SECONDS = 30.0
 SHORTEST_REST = 0.5
 # How long a refusal by these gates stands for items to come. What opens them (a slot, a wake's end elsewhere, an
@@ -114,14 +116,15 @@ class Decisions:
             self._failed(refusal)
             return
         if refusal.reason == "busy":
-            refusal = replace(refusal, retry_in=self._seconds_of_rest(refusal.agent_id))
+            seconds = HELD_SECONDS if refusal.held else self._seconds_of_rest(refusal.agent_id)
+            refusal = replace(refusal, retry_in=seconds)
         if refusal.retry_in is not None:
             # Refused though its time has come: looked at again, but not without a pause.
             self._schedule(refusal.agent_id, refusal.retry_in if refusal.retry_in > 0 else SHORTEST_REST)
-        seconds = rest_after(refusal.reason, refusal.retry_in, refusal.failures)
-        if seconds:
-            self._rest(refusal.agent_id, seconds)
-        if refusal.reason in untold or refusal.agent_slug is None:  # without a slug: another gateway's
+        rest = rest_after(refusal.reason, refusal.retry_in, refusal.failures)
+        if rest:
+            self._rest(refusal.agent_id, rest)
+        if refusal.reason in untold or refusal.agent_slug is None:  # without a slug: another gateway's, or all are held
             return
         log.info(
             events.WAKE_SKIPPED,

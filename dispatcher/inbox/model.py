@@ -92,6 +92,8 @@ class Refusal:
     retry_in: float | None = None
     error: str | None = None
     failures: int | None = None
+    # Busy for the whole gateway: what another session holds, and who.
+    held: str | None = None
 
     @classmethod
     def read(cls, row: Answer) -> Refusal:
@@ -104,6 +106,7 @@ class Refusal:
             row.seconds_or_none("retry_in"),
             f"{error} ({row.text_or_none('error_code')})" if error else None,
             row.count_or_none("failures"),
+            row.text_or_none("held"),
         )
 
 

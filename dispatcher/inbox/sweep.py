@@ -10,7 +10,7 @@ from typing import Final
 
 from dispatcher import events
 from dispatcher.answers import Answer
-from dispatcher.errors import DispatcherError, ServiceUnavailable
+from dispatcher.errors import DispatcherError, ServiceUnavailable, is_held
 from dispatcher.inbox.decisions import Decisions
 from dispatcher.inbox.hints import HintedItems, LocalAgents
 from dispatcher.inbox.model import Grant, Look, PhaseAnswer, Verdict
@@ -30,6 +30,8 @@ PASSES: Final = 4
 LISTING: Final = "listed"
 MOST_PAGES: Final = 2_000
 SOON: Final = 0.05
+# After a sweep that met what another session holds: each of its calls has waited for it.
+HELD_SECONDS: Final = 0.8
 SILENT_CAUSE: Final = "realtime_silent"
 
 
@@ -60,6 +62,7 @@ class Sweeper:
         settle_open_wakes: Callable[[Sequence[Answer]], None],
         on_broadcast_available: Callable[[bool], None],
         health: Health,
+        is_stopping: Callable[[], bool] = lambda: False,
         on_swept: Callable[[float, Mapping[str, int]], None] = lambda _seconds, _counts: None,
     ) -> None:
         self._store = store
@@ -74,10 +77,12 @@ class Sweeper:
         self._settle_open_wakes = settle_open_wakes
         self._on_broadcast_available = on_broadcast_available
         self._health = health
+        self._is_stopping = is_stopping
         self._on_swept = on_swept
         self._failures = Backoff(base=1.0, cap=degraded_interval)
         self._silence = SilenceWatch()
         self._is_unfinished = False
+        self._met_held = False
         self._failed_phases: frozenset[str] = frozenset()
         self.sweeps = 0
 
@@ -85,15 +90,27 @@ class Sweeper:
         """Sweeps once. Raises what the first look raises; the next beat then comes soon."""
         self._failures.attempts += 1
         sweep = _Sweep(was_realtime_well=self._is_realtime_well())
-        look = self._store.look()
+        look = self._look()
         self._failures.reset()
         self._agents.replace(frozenset(look.slugs))
         self._namesakes.replace(look.slugs)
         self._on_broadcast_available(look.broadcast_available)
         for phase in look.due:
+            if self._is_stopping():
+                return
             self._run(phase, sweep)
+        if self._is_stopping():
+            return
         self._settle_open_wakes(look.open_wakes)
         self._finish(sweep, look)
+
+    def _look(self) -> Look:
+        try:
+            self._met_held = False
+            return self._store.look()
+        except DispatcherError as error:
+            self._met_held = is_held(error)
+            raise
 
     def _run(self, phase: str, sweep: _Sweep) -> None:
         """All passes of one phase. What it raises is its own fault; the other phases go on."""
@@ -103,7 +120,7 @@ class Sweeper:
                 answer = self._store.sweep_phase(phase, cursor, self._claim_limit)
                 self._follow(answer, sweep)
                 cursor = answer.cursor
-                if not answer.again:
+                if not answer.again or self._is_stopping():
                     return
                 if number >= (MOST_PAGES if phase == LISTING else PASSES):
                     sweep.is_unfinished = True
@@ -124,6 +141,7 @@ class Sweeper:
 
     def _finish(self, sweep: _Sweep, look: Look) -> None:
         self._is_unfinished = sweep.is_unfinished
+        self._met_held = any(is_held(error) for error in sweep.errors.values())
         self._watch_for_silence(sweep)
         self._tell(sweep, look)
         self._note(sweep)
@@ -145,6 +163,8 @@ class Sweeper:
 
     def next_interval(self) -> float:
         """Seconds to the next sweep: soon after a failed one, often while Realtime is not known to be well."""
+        if self._met_held:
+            return HELD_SECONDS
         if self._failures.attempts:
             attempts = self._failures.attempts
             delay = self._failures.next_delay()

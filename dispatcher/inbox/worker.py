@@ -9,7 +9,7 @@ from collections.abc import Callable, Iterable
 from typing import Final
 
 from dispatcher import events
-from dispatcher.errors import DispatcherError, RestError
+from dispatcher.errors import DispatcherError, RestError, is_held
 from dispatcher.inbox.decisions import Decisions
 from dispatcher.inbox.hints import Hints, LocalAgents
 from dispatcher.inbox.model import Claim, Refusal, Verdict
@@ -24,6 +24,8 @@ log = get_logger(__name__)
 
 # After a call that failed its agents are looked at again after this, doubled each time.
 RETRY_SECONDS: Final = 3.0
+# The call has waited for what another session holds.
+HELD_SECONDS: Final = 0.5
 # As long as no answer comes it may come back any moment; what is refused time after time is not asked often.
 LONGEST_OUTAGE_REST: Final = 5.0
 LONGEST_REST: Final = 60.0
@@ -44,11 +46,16 @@ class ClaimTroubles:
         """Counts one more; how long (s) nobody claims."""
         with self._lock:
             self._failures += 1
-            longest = LONGEST_REST if isinstance(error, RestError) and not error.retryable else LONGEST_OUTAGE_REST
-            delay = jittered(exponential(self._failures, RETRY_SECONDS, longest), 0.25, self._draw)
+            delay = jittered(self._rest_after(error), 0.25, self._draw)
             self._until = time.monotonic() + delay
             self._is_over.clear()
             return delay
+
+    def _rest_after(self, error: DispatcherError) -> float:
+        if is_held(error):
+            return HELD_SECONDS
+        longest = LONGEST_REST if isinstance(error, RestError) and not error.retryable else LONGEST_OUTAGE_REST
+        return exponential(self._failures, RETRY_SECONDS, longest)
 
     def over(self) -> None:
         """The database answers again: whoever leaves off goes on."""

@@ -168,3 +168,8 @@ def read_gauges(answer: Answer) -> dict[str, Any]:
         "runs": {status: runs.count(status) for status in RUN_STATUSES},
         "held": answer.count("held"),
     }
+
+
+def read_holders(answer: Answer) -> list[str]:
+    """Each thing in an answer of `dispatcher_holders`, and who holds it. Raises MalformedAnswer."""
+    return [row.text("text") for row in answer.parts("held")]

@@ -8,7 +8,7 @@ from uuid import UUID
 
 from dispatcher.answers import Answer
 from dispatcher.errors import MigrationsMissing, RegistrationRefused, RestError, UnknownGateway
-from dispatcher.instance.model import Adoption, Heartbeat, OpenWake, Registration, Schema, read_gauges
+from dispatcher.instance.model import Adoption, Heartbeat, OpenWake, Registration, Schema, read_gauges, read_holders
 
 # What PostgREST answers for a function that is not there.
 MISSING_FUNCTION: Final = "PGRST202"
@@ -96,6 +96,11 @@ class InstanceStore:
     def gauges(self, instance_id: UUID) -> Mapping[str, Any]:
         """What `/metrics` shows of the tables, as `public.dispatcher_gauges` answers."""
         return read_gauges(self._ask("dispatcher_gauges", {"p_instance_id": str(instance_id)}))
+
+    def holders(self, tenant_id: UUID, gateway: str) -> str:
+        """What all of a gateway need and other sessions hold, and who, as one text; empty when nothing is held."""
+        answer = self._ask("dispatcher_holders", {"p_tenant_id": str(tenant_id), "p_gateway": gateway})
+        return "" if answer.value("code") == "unknown_gateway" else "; ".join(read_holders(answer))
 
     def stop(self, instance_id: UUID, timeout: float) -> None:
         """This daemon ended in good order. Takes `timeout` seconds at most."""

@@ -10,7 +10,7 @@ from collections.abc import Callable
 from typing import Final
 
 from dispatcher import events
-from dispatcher.errors import EXIT_FAILED, DispatcherError
+from dispatcher.errors import EXIT_FAILED, DispatcherError, is_held
 from dispatcher.logs import get_logger
 from dispatcher.runtime.backoff import exponential, jittered
 from dispatcher.runtime.health import LoopHealth
@@ -79,6 +79,8 @@ class Service(ABC):
 SECONDS_WITHOUT_ANSWER: Final = 5.0
 # After a beat that failed, where the interval is fixed: what failed for a moment must not look failed for a minute.
 SECONDS_AFTER_FAILURE: Final = 5.0
+# Another session holds what the beat needs, and it has waited for it.
+SECONDS_AFTER_HELD: Final = 1.0
 # What fails time after time is tried ever more rarely, up to this or its interval.
 LONGEST_AFTER_FAILURE: Final = 60.0
 
@@ -105,6 +107,7 @@ class PeriodicService(Service):
         self._beat = beat
         self._interval = interval if callable(interval) else lambda: self._fixed_interval(interval)
         self._failures = 0
+        self._met_held = False
         self._repeats = Repeats()
         self._health = health
         self._spread = spread
@@ -134,6 +137,8 @@ class PeriodicService(Service):
     def _fixed_interval(self, seconds: float) -> float:
         if not self._failures:
             return seconds
+        if self._met_held:
+            return min(seconds, SECONDS_AFTER_HELD)
         return min(seconds, exponential(self._failures, SECONDS_AFTER_FAILURE, LONGEST_AFTER_FAILURE))
 
     def _seconds_to_next(self) -> float:
@@ -160,6 +165,7 @@ class PeriodicService(Service):
                     exc_info=None if isinstance(error, DispatcherError) else error,
                 )
             self._failures += 1
+            self._met_held = is_held(error)
             if self._health is not None:
                 self._health.failed(error)
         else:

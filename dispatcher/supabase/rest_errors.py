@@ -8,7 +8,7 @@ from enum import Enum
 
 import httpx
 
-from dispatcher.errors import BadKey, DispatcherError, RestError, ServiceUnavailable
+from dispatcher.errors import LOCK_NOT_AVAILABLE, BadKey, DispatcherError, RestError, ServiceUnavailable
 from dispatcher.supabase.network import PROXY_SETTING, Network, is_of_certificate
 
 _MESSAGE_LIMIT = 500
@@ -17,7 +17,7 @@ _MESSAGE_LIMIT = 500
 _CODES_NOT_EXECUTED = frozenset({"PGRST000", "PGRST002", "PGRST003"})
 _CODES_STALE_SCHEMA = frozenset({"PGRST202", "PGRST204", "PGRST205"})
 # PostgreSQL rolled back or refused the session: serialization, deadlock, lock timeout, shutting down, full.
-_SQLSTATES_ROLLED_BACK = frozenset({"40001", "40P01", "55P03", "57P01", "57P02", "57P03", "53300"})
+_SQLSTATES_ROLLED_BACK = frozenset({"40001", "40P01", "57P01", "57P02", "57P03", "53300"})
 # The connection to the database went away during the statement: the commit may have happened.
 _CODES_CONNECTION_LOST = frozenset({"PGRST001", "08000", "08003", "08006", "08007"})
 _WORDS_CONNECTION_LOST = ("connection", "terminat", "server closed")
@@ -36,6 +36,9 @@ class Repeat(Enum):
     """It was not executed; PostgREST needs seconds to learn of a migration."""
     IF_IDEMPOTENT = "if_idempotent"
     """Nobody knows whether it was executed."""
+    LATER = "later"
+    """It was not executed: another session holds what it needs, and the call has waited for it. Its caller asks again,
+    and can say what for."""
     NEVER = "never"
     """It was refused, and would be again."""
 
@@ -113,6 +116,8 @@ def _seconds_to_wait(response: httpx.Response, repeat: Repeat) -> float:
 
 def repeat_for(status: int, code: str | None, message: str = "") -> Repeat:
     """The class of an error answer, from its HTTP status, its PGRST code or SQLSTATE, and its text."""
+    if code == LOCK_NOT_AVAILABLE:
+        return Repeat.LATER
     if code in _CODES_STALE_SCHEMA:
         return Repeat.STALE_SCHEMA
     if code in _CODES_NOT_EXECUTED or code in _SQLSTATES_ROLLED_BACK:

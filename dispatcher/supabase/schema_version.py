@@ -2,5 +2,5 @@
 
 from typing import Final
 
-REVISION: Final = 46
-FINGERPRINT: Final = "6d4becaffa90ce8bcf6386cc3645db47ce39c81bee3e82db1dca373222eb1af1"
+REVISION: Final = 47
+FINGERPRINT: Final = "ed654a09c9cf0853a5cba105f9baacd26e5fe6f0361a0ec3a2addd6d0ceb1e09"

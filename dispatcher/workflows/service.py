@@ -10,7 +10,7 @@ from typing import Final
 from uuid import UUID
 
 from dispatcher import events
-from dispatcher.errors import DispatcherError, ServiceUnavailable
+from dispatcher.errors import DispatcherError, ServiceUnavailable, is_held
 from dispatcher.logs import get_logger
 from dispatcher.runtime.backoff import Backoff, jittered
 from dispatcher.runtime.health import Health
@@ -29,6 +29,8 @@ BEAT_SECONDS: Final = 1.0
 # How soon to look again when another daemon's pass was under way: it may have begun before what we were hinted of.
 BUSY_SECONDS: Final = 0.25
 SHORTEST_WAIT: Final = 0.05
+# A phase has waited in the database for what another session holds.
+HELD_SECONDS: Final = 0.8
 
 
 class ProcessStopper:
@@ -168,6 +170,8 @@ class Ticker:
         if last.did_something or not waits_for_somebody:
             self._stuck.reset()
             return self._interval if last.next_in is None else max(last.next_in, 0.0) + SHORTEST_WAIT
+        if any(is_held(error) for error in last.failures.values()):
+            return HELD_SECONDS
         return self._stuck.next_delay()
 
     def _tell_of_budgets(self, tick: _Tick) -> None:

@@ -30,26 +30,62 @@ as $$
 declare
   v_found record;
 begin
-  -- The rows that a wake refers to are held along with it: the check of a foreign key then waits for nobody.
-  select instance.id, instance.tenant_id, instance.gateway_id, settings into v_found
-    from public.dispatcher_instances as instance
-    join public.dispatcher_settings as settings on settings.instance_id = instance.id
-    join public.dispatcher_gateways as lock on lock.gateway_id = instance.gateway_id
-    join public.gateways as gateway on gateway.id = instance.gateway_id
-    join public.tenants as tenant on tenant.id = instance.tenant_id
-   where instance.id = p_instance_id
-     for update of lock for key share of instance, gateway, tenant;
-  if v_found.id is null then
-    perform dispatcher.running_instance(p_instance_id);
-    raise exception 'the gateway of dispatcher instance % is gone', p_instance_id using errcode = 'OD001',
-        hint = 'Register the instance again.';
-  end if;
-  return row(v_found.id, v_found.tenant_id, v_found.gateway_id, v_found.settings)::dispatcher.claimant;
+  for v_try in 1 .. 2 loop
+    -- The rows that a wake refers to are held along with it: the check of a foreign key then waits for nobody.
+    select instance.id, instance.tenant_id, instance.gateway_id, settings into v_found
+      from public.dispatcher_instances as instance
+      join public.dispatcher_settings as settings on settings.instance_id = instance.id
+      join public.dispatcher_gateways as lock on lock.gateway_id = instance.gateway_id
+      join public.gateways as gateway on gateway.id = instance.gateway_id
+      join public.tenants as tenant on tenant.id = instance.tenant_id
+     where instance.id = p_instance_id
+       for update of lock skip locked for key share of instance, gateway, tenant skip locked;
+    if v_found.id is not null then
+      return row(v_found.id, v_found.tenant_id, v_found.gateway_id, v_found.settings)::dispatcher.claimant;
+    end if;
+    exit when v_try = 2;
+    perform dispatcher.wait_for_gateway(p_instance_id);
+  end loop;
+  perform dispatcher.running_instance(p_instance_id);
+  raise exception 'the gateway of dispatcher instance % is gone', p_instance_id using errcode = 'OD001',
+      hint = 'Register the instance again.';
 end
 $$;
 comment on function dispatcher.lock_gateway(uuid) is
   'Locks the gateway of an instance, which makes its cap exact, and answers who claims with which settings. The only '
-  'wait of a claim, bounded by lock_timeout; raises OD001 for an unknown instance.';
+  'wait of a claim: see wait_for_gateway. Raises OD001 for an unknown instance.';
+
+create or replace function dispatcher.wait_for_gateway(p_instance_id uuid) returns void
+language plpgsql volatile set search_path = ''
+as $$
+declare
+  v_ends_at constant timestamptz := clock_timestamp() + interval '1 second';
+  v_instance constant public.dispatcher_instances := dispatcher.running_instance(p_instance_id);
+begin
+  loop
+    begin
+      -- lock_timeout bounds one wait, and each row may cost two: short ones keep the sum near its bound.
+      perform set_config('lock_timeout', '100ms', true);
+      perform from public.dispatcher_gateways as lock, public.dispatcher_instances as instance,
+          public.gateways as gateway, public.tenants as tenant
+        where lock.gateway_id = v_instance.gateway_id and instance.id = p_instance_id
+          and gateway.id = v_instance.gateway_id and tenant.id = v_instance.tenant_id
+          for update of lock for key share of instance, gateway, tenant;
+      return;
+    exception when lock_not_available then
+      exit when clock_timestamp() >= v_ends_at;
+    end;
+  end loop;
+  raise exception '%', coalesce(
+    (select string_agg(held.value ->> 'text', '; ')
+       from jsonb_array_elements(dispatcher.held_tables()
+                                 || dispatcher.held_rows(v_instance.tenant_id, v_instance.gateway_id)) as held),
+    'the rows of the gateway are asked for by too many at once') using errcode = '55P03';
+end
+$$;
+comment on function dispatcher.wait_for_gateway(uuid) is
+  'Waits for the rows that lock_gateway needs, a second for all of them together; then raises 55P03 with the rows that '
+  'are held and who holds them.';
 
 create or replace function dispatcher.lock_wake_state(p_agent_id uuid, p_tenant_id uuid) returns public.agent_wake_state
 language plpgsql volatile set search_path = '' set plan_cache_mode = force_generic_plan
@@ -407,12 +443,23 @@ comment on function dispatcher.warm_backend() is
   'Walks the way of a claim once per connection, for nobody, so that the first real claim on it is as quick as later '
   'ones. Called by the functions nobody waits for; changes nothing.';
 
+create or replace function dispatcher.held_claims(p_claims jsonb, p_held text) returns jsonb
+language sql volatile set search_path = ''
+as $$
+  select coalesce(jsonb_agg(dispatcher.refusal((claim.value ->> 'agent_id')::uuid, null, 'busy', 1)
+                            || jsonb_build_object('held', left(p_held, 1000)) order by claim.ordinality), '[]')
+    from jsonb_array_elements(p_claims) with ordinality as claim
+$$;
+comment on function dispatcher.held_claims(jsonb, text) is
+  'The answers to claims while a row that all of the gateway need is held: busy, with what is held and by whom.';
+
 create or replace function public.claim_wakes(p_instance_id uuid, p_claims jsonb, p_request uuid) returns jsonb
-language plpgsql volatile set search_path = '' set lock_timeout = '2s'
+language plpgsql volatile set search_path = '' set lock_timeout = '1s'
 as $$
 declare
   v_claimant dispatcher.claimant;
   v_answers jsonb := '[]';
+  v_ends_at constant timestamptz := clock_timestamp() + interval '2 seconds';
 begin
   if jsonb_typeof(p_claims) is distinct from 'array' then
     raise exception 'p_claims must be an array of {agent_id, path, item_ids}' using errcode = 'OD002';
@@ -420,13 +467,16 @@ begin
   begin
     v_claimant := dispatcher.lock_gateway(p_instance_id);
   exception when lock_not_available then
-    return (select coalesce(jsonb_agg(dispatcher.busy_agent((claim.value ->> 'agent_id')::uuid)
-        order by claim.ordinality), '[]')
-              from jsonb_array_elements(p_claims) with ordinality as claim);
+    return dispatcher.held_claims(p_claims, sqlerrm);
   end;
-  -- From here on nothing should wait; what could is cut short.
+  -- From here on nothing should wait; what could (a whole table, say) is cut short, and not once for each claim.
   perform set_config('lock_timeout', '100ms', true);
   for v_number in 0 .. jsonb_array_length(p_claims) - 1 loop
+    if clock_timestamp() > v_ends_at then
+      return v_answers || dispatcher.held_claims((select jsonb_agg(claim.value order by claim.ordinality)
+          from jsonb_array_elements(p_claims) with ordinality as claim where claim.ordinality > v_number),
+          'a table that claims need: they waited for two seconds');
+    end if;
     v_answers := v_answers || dispatcher.contained_claim(v_claimant, p_claims -> v_number, p_request);
   end loop;
   return v_answers;
@@ -434,8 +484,8 @@ end
 $$;
 comment on function public.claim_wakes(uuid, jsonb, uuid) is
   'Claims wakes for p_claims = [{agent_id, path, item_ids}]; answers one verdict per claim, in order. p_request makes '
-  'a repeated call hand back the same grants. An agent whose rows another session holds is busy; one whose data '
-  'raises is an error of its own; neither stops the others.';
+  'a repeated call hand back the same grants. An agent whose rows another session holds is busy (held: what all need '
+  'is, and who holds it); one whose data raises is an error of its own; neither stops the others.';
 
 create or replace function dispatcher.claim_waiting_wakes(p_instance_id uuid, p_limit integer, p_request uuid)
     returns jsonb
@@ -449,6 +499,7 @@ declare
   v_answers jsonb := '[]';
   v_granted integer := 0;
   v_page constant integer := 100;
+  v_ends_at constant timestamptz := clock_timestamp() + interval '2 seconds';
   v_looked integer := 0;
   v_seen integer;
 begin
@@ -490,7 +541,7 @@ begin
       end if;
       v_answers := v_answers || v_answer;
       v_granted := v_granted + (v_answer ->> 'granted')::boolean::integer;
-      if v_granted >= p_limit then
+      if v_granted >= p_limit or clock_timestamp() > v_ends_at then
         return v_answers;
       end if;
       select v_waiting.waitlisted_at, v_waiting.waiting_since, v_waiting.agent_id into v_last;

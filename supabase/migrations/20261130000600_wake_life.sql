@@ -534,7 +534,7 @@ comment on function dispatcher.apply_report(jsonb, uuid) is
 
 create or replace function public.report_wakes(p_instance_id uuid, p_reports jsonb, p_claim_limit integer,
     p_request uuid) returns jsonb
-language plpgsql volatile set search_path = '' set lock_timeout = '2s'
+language plpgsql volatile set search_path = '' set lock_timeout = '1s'
 as $$
 declare
   v_report jsonb;
@@ -544,6 +544,8 @@ declare
   v_claims jsonb := '[]';
   v_claims_busy boolean := false;
   v_instance public.dispatcher_instances;
+  v_held text;
+  v_ends_at constant timestamptz := clock_timestamp() + interval '2 seconds';
 begin
   if jsonb_typeof(p_reports) is distinct from 'array' then
     raise exception 'p_reports must be an array of {report, wake_id, claim_token}' using errcode = 'OD002';
@@ -552,7 +554,7 @@ begin
   perform set_config('lock_timeout', '100ms', true);
   for v_report in select value from jsonb_array_elements(p_reports) loop
     -- The end of a wake does not overtake its start: what was busy once in this call stays so.
-    if v_report ->> 'wake_id' = any (v_busy) then
+    if v_report ->> 'wake_id' = any (v_busy) or clock_timestamp() > v_ends_at then
       v_answer := jsonb_build_object('wake_id', v_report ->> 'wake_id', 'applied', false, 'code', 'busy');
     else
       v_answer := dispatcher.apply_report(v_report, v_instance.gateway_id);
@@ -565,19 +567,19 @@ begin
   -- The gateway's row is the last to be waited for, and whoever holds it waits for nobody: what is reported stands in
   -- any case.
   begin
-    perform set_config('lock_timeout', '1s', true);
     v_claims := dispatcher.claim_waiting_wakes(p_instance_id, p_claim_limit, p_request);
   exception when lock_not_available then
     v_claims_busy := true;
+    v_held := left(sqlerrm, 1000);
   end;
   perform dispatcher.warm_backend();
-  return jsonb_build_object('results', v_results, 'claims', v_claims, 'claims_busy', v_claims_busy);
+  return jsonb_build_object('results', v_results, 'claims', v_claims, 'claims_busy', v_claims_busy, 'held', v_held);
 end
 $$;
 comment on function public.report_wakes(uuid, jsonb, integer, uuid) is
   'What happened to wakes since the last call, and the next claims off the waitlist, in one round trip: {results, '
-  'claims, claims_busy}. p_reports: [{report: started|ended, wake_id, claim_token, …}]. A result whose code is busy '
-  'is to be reported again; claims_busy: another session held the gateway, look again soon.';
+  'claims, claims_busy, held}. p_reports: [{report: started|ended, wake_id, claim_token, …}]. A result whose code is '
+  'busy is to be reported again; claims_busy: another session held the gateway (held: what, and who), look again soon.';
 
 select dispatcher.restrict_functions(array[
   'report_wakes'

@@ -64,7 +64,7 @@ comment on function dispatcher.forget_old_instances(uuid) is
 
 create or replace function public.register_dispatcher_instance(p_tenant_id uuid, p_gateway text, p_identity jsonb,
     p_settings jsonb) returns jsonb
-language plpgsql volatile set search_path = '' set lock_timeout = '3s'
+language plpgsql volatile set search_path = '' set lock_timeout = '1s'
 as $$
 declare
   v_gateway_id constant uuid := dispatcher.find_gateway(p_tenant_id, p_gateway);
@@ -111,7 +111,7 @@ create or replace function public.adopt_wake(
   p_instance_id uuid, p_wake_id uuid, p_claim_token uuid, p_host_id text, p_pid integer,
       p_pid_started_at double precision
 ) returns jsonb
-language plpgsql volatile set search_path = '' set lock_timeout = '3s'
+language plpgsql volatile set search_path = '' set lock_timeout = '1s'
 as $$
 declare
   v_wake public.agent_wakes;
@@ -216,7 +216,7 @@ comment on function dispatcher.new_faults(public.dispatcher_instances, bigint) i
 
 create or replace function public.heartbeat_dispatcher_instance(p_instance_id uuid, p_live_wake_ids uuid[],
     p_nonce uuid, p_facts jsonb) returns jsonb
-language plpgsql volatile set search_path = '' set lock_timeout = '3s'
+language plpgsql volatile set search_path = '' set lock_timeout = '1s'
 as $$
 declare
   v_instance public.dispatcher_instances;
@@ -257,7 +257,7 @@ comment on function public.heartbeat_dispatcher_instance(uuid, uuid[], uuid, jso
   'was lost), wakes nobody watches (orphaned) and side writes that failed (faults, after p_facts.faults_after).';
 
 create or replace function public.stop_dispatcher_instance(p_instance_id uuid) returns void
-language sql volatile set search_path = '' set lock_timeout = '1s'
+language sql volatile set search_path = '' set lock_timeout = '250ms'
 as $$
   update public.dispatcher_instances set state = 'stopped', stopped_at = now(), last_heartbeat_at = now()
    where id = p_instance_id and state <> 'stopped'

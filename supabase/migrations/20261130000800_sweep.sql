@@ -537,6 +537,8 @@ create or replace function dispatcher.look_around(p_sweeper dispatcher.claimant)
 language plpgsql volatile set search_path = ''
 as $$
 begin
+  -- Much is looked at, and a table that somebody holds is met again and again.
+  perform set_config('lock_timeout', '100ms', true);
   perform dispatcher.warm_backend();
   return jsonb_build_object(
     'agents', (select coalesce(jsonb_agg(jsonb_build_object('id', id, 'slug', slug)), '[]') from dispatcher.agents

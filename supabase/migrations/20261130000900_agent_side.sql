@@ -217,7 +217,7 @@ create or replace function public.lease_inbox_items(
   p_lease_token uuid default null,
   p_wake_id uuid default null
 ) returns jsonb
-language plpgsql volatile set search_path = '' set lock_timeout = '2s'
+language plpgsql volatile set search_path = '' set lock_timeout = '1s'
 as $$
 declare
   v_agent_id uuid := dispatcher.find_inbox_agent(p_tenant_id, p_agent_slug);
@@ -292,7 +292,7 @@ create or replace function public.close_inbox_item(
   p_reason text default null,
   p_wake_id uuid default null
 ) returns jsonb
-language plpgsql volatile set search_path = '' set lock_timeout = '2s'
+language plpgsql volatile set search_path = '' set lock_timeout = '1s'
 as $$
 declare
   v_code text := 'invalid';
@@ -367,7 +367,7 @@ comment on function dispatcher.escalate_leased_item(uuid, text) is
 create or replace function public.escalate_inbox_item(
   p_item_id uuid, p_lease_token uuid, p_reason text, p_wake_id uuid default null
 ) returns jsonb
-language plpgsql volatile set search_path = '' set lock_timeout = '2s'
+language plpgsql volatile set search_path = '' set lock_timeout = '1s'
 as $$
 declare
   v_code text;
@@ -386,7 +386,7 @@ comment on function public.escalate_inbox_item(uuid, uuid, text, uuid) is
   'is closed as escalated. Answers like close_inbox_item; a repeat with the same token changes nothing.';
 
 create or replace function public.inbox_overview(p_tenant_id uuid, p_agent_slug text) returns jsonb
-language plpgsql stable set search_path = ''
+language plpgsql stable set search_path = '' set lock_timeout = '1s'
 as $$
 declare
   v_agent_id uuid := dispatcher.find_inbox_agent(p_tenant_id, p_agent_slug);
@@ -591,7 +591,7 @@ create or replace function public.post_inbox_item(
   p_post_id uuid default null,
   p_wake_id uuid default null
 ) returns jsonb
-language plpgsql volatile set search_path = '' set lock_timeout = '2s'
+language plpgsql volatile set search_path = '' set lock_timeout = '1s'
 as $$
 declare
   v_recipient_id uuid := dispatcher.find_inbox_agent(p_tenant_id, p_to_agent_slug);

@@ -6,7 +6,7 @@ set local lock_timeout = '3s';
 
 create or replace function public.request_wake(p_tenant_id uuid, p_gateway text, p_agent text, p_dry_run boolean,
     p_settings jsonb) returns jsonb
-language plpgsql volatile set search_path = '' set lock_timeout = '2s'
+language plpgsql volatile set search_path = '' set lock_timeout = '1s'
 as $$
 declare
   v_gateway_id uuid;
@@ -173,7 +173,7 @@ create or replace function public.requeue_inbox_items(
   p_tenant_id uuid, p_gateway text, p_agent text, p_item_ids uuid[],
   p_dead boolean default false, p_since text default null, p_dry_run boolean default false
 ) returns jsonb
-language plpgsql volatile set search_path = '' set lock_timeout = '2s'
+language plpgsql volatile set search_path = '' set lock_timeout = '1s'
 as $$
 declare
   v_limit constant integer := 500;
@@ -242,7 +242,7 @@ comment on function dispatcher.expire_items(uuid[], uuid[], text) is
 
 create or replace function public.expire_inbox_items(p_tenant_id uuid, p_gateway text, p_item_ids uuid[], p_reason text)
     returns jsonb
-language plpgsql volatile set search_path = '' set lock_timeout = '2s'
+language plpgsql volatile set search_path = '' set lock_timeout = '1s'
 as $$
 declare
   v_gateway_id constant uuid := dispatcher.find_gateway(p_tenant_id, p_gateway);
@@ -296,7 +296,7 @@ comment on function dispatcher.release_lease(dispatcher.agent_inbox_items, text)
 
 create or replace function public.release_inbox_item(p_tenant_id uuid, p_gateway text, p_item_id uuid,
     p_reason text default null) returns jsonb
-language plpgsql volatile set search_path = '' set lock_timeout = '2s'
+language plpgsql volatile set search_path = '' set lock_timeout = '1s'
 as $$
 declare
   v_gateway_id constant uuid := dispatcher.find_gateway(p_tenant_id, p_gateway);
@@ -328,7 +328,7 @@ comment on function public.release_inbox_item(uuid, text, uuid, text) is
 
 create or replace function public.list_inbox_items(p_tenant_id uuid, p_gateway text, p_agent text, p_status text,
     p_limit integer) returns jsonb
-language plpgsql stable set search_path = ''
+language plpgsql stable set search_path = '' set lock_timeout = '1s'
 as $$
 declare
   v_gateway_id constant uuid := dispatcher.find_gateway(p_tenant_id, p_gateway);
@@ -356,7 +356,7 @@ comment on function public.list_inbox_items(uuid, text, text, text, integer) is
   'The newest items of a gateway''s agents, or of one of them, for an operator.';
 
 create or replace function public.dispatcher_status(p_tenant_id uuid, p_gateway text, p_settings jsonb) returns jsonb
-language plpgsql stable set search_path = ''
+language plpgsql stable set search_path = '' set lock_timeout = '1s'
 as $$
 declare
   v_gateway record;
@@ -446,7 +446,7 @@ comment on function dispatcher.gateway_backlog(uuid) is
   'none). Items of paused or hibernating agents, which nobody may take now, are waiting_for_paused instead.';
 
 create or replace function public.dispatcher_gauges(p_instance_id uuid) returns jsonb
-language plpgsql stable set search_path = ''
+language plpgsql stable set search_path = '' set lock_timeout = '1s'
 as $$
 declare
   v_instance constant public.dispatcher_instances := dispatcher.running_instance(p_instance_id);
@@ -468,7 +468,7 @@ comment on function public.dispatcher_gauges(uuid) is
 
 create or replace function public.list_wakes(p_tenant_id uuid, p_gateway text, p_agent text, p_limit integer)
     returns jsonb
-language plpgsql stable set search_path = ''
+language plpgsql stable set search_path = '' set lock_timeout = '1s'
 as $$
 declare
   v_gateway_id uuid;

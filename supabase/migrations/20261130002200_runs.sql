@@ -143,7 +143,7 @@ comment on function dispatcher.settle_workflow_claim(public.workflow_runs, text)
   'starts a new account. A claim without a report or a heartbeat cost nothing. The caller empties the run.';
 
 create or replace function public.poll_workflow_runs(p_tenant_id uuid, p_agent text, p_limit integer) returns jsonb
-language sql stable set search_path = ''
+language sql stable set search_path = '' set lock_timeout = '1s'
 as $$
   select jsonb_build_object('agent', p_agent, 'count', count(*), 'runs',
       coalesce(jsonb_agg(dispatcher.workflow_run_json(pending)
@@ -225,7 +225,7 @@ comment on function dispatcher.take_run(public.workflow_runs, text, text, uuid) 
 create or replace function public.claim_workflow_run(
   p_tenant_id uuid, p_run_id uuid, p_session text, p_agent text default null, p_wake_id uuid default null
 ) returns jsonb
-language plpgsql volatile set search_path = '' set lock_timeout = '2s'
+language plpgsql volatile set search_path = '' set lock_timeout = '1s'
 as $$
 declare
   v_run public.workflow_runs;
@@ -406,7 +406,7 @@ comment on function dispatcher.start_workflow_run(public.workflow_runs) is
 create or replace function public.heartbeat_workflow_run(
   p_tenant_id uuid, p_run_id uuid, p_session text, p_claim_token uuid default null, p_usage jsonb default null
 ) returns jsonb
-language plpgsql volatile set search_path = '' set lock_timeout = '2s'
+language plpgsql volatile set search_path = '' set lock_timeout = '1s'
 as $$
 declare
   v_run public.workflow_runs;
@@ -433,7 +433,7 @@ comment on function public.heartbeat_workflow_run(uuid, uuid, text, uuid, jsonb)
 create or replace function public.report_workflow_usage(
   p_tenant_id uuid, p_run_id uuid, p_session text, p_usage jsonb, p_claim_token uuid default null
 ) returns jsonb
-language plpgsql volatile set search_path = '' set lock_timeout = '2s'
+language plpgsql volatile set search_path = '' set lock_timeout = '1s'
 as $$
 declare
   v_run public.workflow_runs;
@@ -458,7 +458,7 @@ create or replace function dispatcher.finish_workflow_run(
   p_tenant_id uuid, p_run_id uuid, p_session text, p_claim_token uuid, p_status text, p_output jsonb, p_error text,
       p_usage jsonb
 ) returns jsonb
-language plpgsql volatile set search_path = '' set lock_timeout = '2s'
+language plpgsql volatile set search_path = '' set lock_timeout = '1s'
 as $$
 declare
   v_run public.workflow_runs;
@@ -500,7 +500,7 @@ create or replace function public.complete_workflow_run(
   p_tenant_id uuid, p_run_id uuid, p_session text, p_output jsonb default null, p_usage jsonb default null,
       p_claim_token uuid default null
 ) returns jsonb
-language sql volatile set search_path = ''
+language sql volatile set search_path = '' set lock_timeout = '1s'
 as $$ select dispatcher.finish_workflow_run(p_tenant_id, p_run_id, p_session, p_claim_token, 'completed', p_output,
     null, p_usage) $$;
 comment on function public.complete_workflow_run(uuid, uuid, text, jsonb, jsonb, uuid) is
@@ -511,7 +511,7 @@ create or replace function public.fail_workflow_run(
   p_tenant_id uuid, p_run_id uuid, p_session text, p_error text, p_usage jsonb default null,
       p_claim_token uuid default null
 ) returns jsonb
-language sql volatile set search_path = ''
+language sql volatile set search_path = '' set lock_timeout = '1s'
 as $$ select dispatcher.finish_workflow_run(p_tenant_id, p_run_id, p_session, p_claim_token, 'failed', null, p_error,
     p_usage) $$;
 comment on function public.fail_workflow_run(uuid, uuid, text, text, jsonb, uuid) is
@@ -565,7 +565,7 @@ comment on function dispatcher.has_released(public.workflow_runs, uuid, uuid, te
 create or replace function public.release_workflow_run(p_tenant_id uuid, p_run_id uuid, p_session text,
     p_claim_token uuid default null)
 returns jsonb
-language plpgsql volatile set search_path = '' set lock_timeout = '2s'
+language plpgsql volatile set search_path = '' set lock_timeout = '1s'
 as $$
 declare
   v_run public.workflow_runs;
@@ -646,7 +646,7 @@ create or replace function public.enqueue_workflow_run(
       p_request_key text default null,
   p_delay_seconds double precision default null
 ) returns jsonb
-language plpgsql volatile set search_path = '' set lock_timeout = '2s'
+language plpgsql volatile set search_path = '' set lock_timeout = '1s'
 as $$
 declare
   v_faults constant text[] := dispatcher.faults_of_new_run(p_tenant_id, p_workflow_type, p_priority, p_initiator,
@@ -700,7 +700,7 @@ comment on function dispatcher.stop_workflow_run(public.workflow_runs, text) is 
 
 create or replace function public.cancel_workflow_run(p_tenant_id uuid, p_run_id uuid, p_actor text,
     p_reason text default null) returns jsonb
-language plpgsql volatile set search_path = '' set lock_timeout = '2s'
+language plpgsql volatile set search_path = '' set lock_timeout = '1s'
 as $$
 declare
   v_before public.workflow_runs;
@@ -755,7 +755,7 @@ comment on function dispatcher.start_anew(public.workflow_runs) is
 
 create or replace function public.retry_workflow_run(p_tenant_id uuid, p_run_id uuid, p_actor text,
     p_reason text default null) returns jsonb
-language plpgsql volatile set search_path = '' set lock_timeout = '2s'
+language plpgsql volatile set search_path = '' set lock_timeout = '1s'
 as $$
 declare
   v_before public.workflow_runs;
@@ -788,7 +788,7 @@ create or replace function public.list_workflow_runs(
   p_tenant_id uuid, p_status text default null, p_workflow_type text default null, p_agent text default null,
       p_limit integer default 50
 ) returns jsonb
-language sql stable set search_path = ''
+language sql stable set search_path = '' set lock_timeout = '1s'
 as $$
   select jsonb_build_object('count', count(*), 'runs',
       coalesce(jsonb_agg(dispatcher.workflow_run_json(listed) - 'input_payload' - 'output_summary'
@@ -803,7 +803,7 @@ comment on function public.list_workflow_runs(uuid, text, text, text, integer) i
   'The newest runs, without their payloads: {count, runs}.';
 
 create or replace function public.show_workflow_run(p_tenant_id uuid, p_run_id uuid) returns jsonb
-language sql stable set search_path = ''
+language sql stable set search_path = '' set lock_timeout = '1s'
 as $$
   select case when run.id is null then jsonb_build_object('code', 'not_found', 'run_id', p_run_id) else
     jsonb_build_object('code', 'ok', 'run', dispatcher.workflow_run_json(run),
@@ -847,7 +847,7 @@ create or replace function public.set_workflow_route(
       p_max_concurrent integer default null,
   p_timeout_minutes integer default null
 ) returns jsonb
-language plpgsql volatile set search_path = '' set lock_timeout = '3s'
+language plpgsql volatile set search_path = '' set lock_timeout = '1s'
 as $$
 declare
   v_faults constant text[] := dispatcher.faults_of_route(p_tenant_id, p_workflow_type, p_agent, p_priority,
@@ -876,7 +876,7 @@ comment on function public.set_workflow_route(uuid, text, text, integer, integer
   'disables it. invalid names every fault; busy: another session holds the route, ask again.';
 
 create or replace function public.remove_workflow_route(p_tenant_id uuid, p_workflow_type text) returns jsonb
-language plpgsql volatile set search_path = '' set lock_timeout = '3s'
+language plpgsql volatile set search_path = '' set lock_timeout = '1s'
 as $$
 begin
   delete from public.workflow_agent_routing where tenant_id = p_tenant_id and workflow_type = p_workflow_type;
@@ -911,7 +911,7 @@ comment on function dispatcher.add_reference_routes(uuid) is
   'Adds the reference routes that a tenant has not; answers which.';
 
 create or replace function public.seed_workflow_routes(p_tenant_id uuid) returns jsonb
-language plpgsql volatile set search_path = '' set lock_timeout = '3s'
+language plpgsql volatile set search_path = '' set lock_timeout = '1s'
 as $$
 declare
   v_faults constant text[] := dispatcher.faults_of_tenant(p_tenant_id);

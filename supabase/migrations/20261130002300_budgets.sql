@@ -576,7 +576,7 @@ create or replace function public.set_budget(
       p_action text,
   p_timezone text default 'UTC', p_fail_closed boolean default false, p_budget_id uuid default null
 ) returns jsonb
-language plpgsql volatile set search_path = '' set lock_timeout = '3s'
+language plpgsql volatile set search_path = '' set lock_timeout = '1s'
 as $$
 declare
   v_faults constant text[] := dispatcher.faults_of_budget(p_tenant_id, p_name, p_scope, p_scope_id, p_period,
@@ -635,7 +635,7 @@ comment on function dispatcher.budgets_named(uuid, text) is
   'The active budgets of an id or name, and whether there are any at all.';
 
 create or replace function public.deactivate_budget(p_tenant_id uuid, p_budget text) returns jsonb
-language plpgsql volatile set search_path = '' set lock_timeout = '3s'
+language plpgsql volatile set search_path = '' set lock_timeout = '1s'
 as $$
 declare
   v_named constant record := dispatcher.budgets_named(p_tenant_id, p_budget);
@@ -657,7 +657,7 @@ comment on function public.deactivate_budget(uuid, text) is
   '| already | ambiguous | not_found | busy, budget, budgets}; budgets: what was ended, or the several of that name.';
 
 create or replace function public.list_budgets(p_tenant_id uuid, p_default_usd numeric default null) returns jsonb
-language sql stable set search_path = ''
+language sql stable set search_path = '' set lock_timeout = '1s'
 as $$
   select jsonb_build_object('code', 'ok', 'budgets', coalesce(jsonb_agg(
            dispatcher.shown_row(to_jsonb(budget) - 'tenant_id') || coalesce(dispatcher.shown_row(to_jsonb(evaluated))
@@ -678,7 +678,7 @@ comment on function public.list_budgets(uuid, numeric) is
   'All budgets; the active ones with period, settled and reserved spend, and this period''s events.';
 
 create or replace function public.budget_ledger(p_tenant_id uuid, p_limit integer default 50) returns jsonb
-language sql stable set search_path = ''
+language sql stable set search_path = '' set lock_timeout = '1s'
 as $$
   select jsonb_build_object('code', 'ok', 'events', coalesce(jsonb_agg(jsonb_build_object(
            'at', event.created_at, 'budget_id', event.budget_id, 'budget', budget.name, 'scope', budget.scope,

@@ -1111,7 +1111,7 @@ drop function if exists public.dispatch_workflows(uuid, jsonb);
 create or replace function public.dispatch_workflows(p_instance_id uuid, p_phase text default 'look',
     p_facts jsonb default null)
 returns jsonb
-language plpgsql volatile set search_path = '' set lock_timeout = '2s'
+language plpgsql volatile set search_path = '' set lock_timeout = '1s'
 as $$
 declare
   v_tick constant dispatcher.tick := dispatcher.tick_of(p_instance_id);
@@ -1139,7 +1139,7 @@ comment on function public.dispatch_workflows(uuid, text, jsonb) is
   '{next_in, stop_wakes}. busy: another pass that counts slots and money is under way.';
 
 create or replace function public.workflow_stats(p_tenant_id uuid) returns jsonb
-language sql stable set search_path = ''
+language sql stable set search_path = '' set lock_timeout = '1s'
 as $$
   select jsonb_build_object(
     'code', 'ok', 'now', now(),

@@ -66,7 +66,7 @@ comment on function dispatcher.next_notification(public.dispatcher_instances) is
 create or replace function public.claim_workflow_notifications(
   p_instance_id uuid, p_limit integer, p_lease_seconds integer default 60, p_known_agents text[] default '{}'
 ) returns jsonb
-language plpgsql volatile set search_path = '' set lock_timeout = '2s'
+language plpgsql volatile set search_path = '' set lock_timeout = '1s'
 as $$
 declare
   v_instance constant public.dispatcher_instances := dispatcher.running_instance(p_instance_id);
@@ -170,7 +170,7 @@ comment on function dispatcher.is_suspect(public.workflow_runs, public.dispatche
 
 drop function if exists public.monitor_workflows(uuid, jsonb);
 create or replace function public.monitor_workflows(p_instance_id uuid) returns jsonb
-language plpgsql stable set search_path = ''
+language plpgsql stable set search_path = '' set lock_timeout = '1s'
 as $$
 declare
   v_tick constant dispatcher.tick := dispatcher.tick_of(p_instance_id);
@@ -358,7 +358,7 @@ comment on function dispatcher.respawn_locked_run(dispatcher.claimant, public.wo
 drop function if exists public.respawn_workflow_run(uuid, uuid, uuid, jsonb, uuid);
 create or replace function public.respawn_workflow_run(p_instance_id uuid, p_run_id uuid, p_claim_token uuid,
     p_request uuid) returns jsonb
-language plpgsql volatile set search_path = '' set lock_timeout = '2s'
+language plpgsql volatile set search_path = '' set lock_timeout = '1s'
 as $$
 declare
   v_tick constant dispatcher.tick := dispatcher.tick_of(p_instance_id);

@@ -819,7 +819,7 @@ def test_ff27_only_the_service_role_may_call_them(own: Inbox, stranger: Connecti
         assert not right["open"], right
         assert right["served"], right
         assert not right["prosecdef"], right
-        bounded = ["lock_timeout=2s"] if right["proname"] in CALLED and right["proname"] != "inbox_overview" else []
+        bounded = ["lock_timeout=1s"] if right["proname"] in CALLED else []
         assert right["proconfig"] == ['search_path=""', *bounded], right
         assert right["comment"], right
 

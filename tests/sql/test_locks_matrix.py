@@ -8,9 +8,10 @@ import random
 import threading
 import time
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
+from functools import partial
 from typing import Any, Final
 
 import psycopg
@@ -18,12 +19,16 @@ import pytest
 
 from dispatcher.local.postgres import PostgresServer
 from tests.support.database import Connection, Database, cloned
+from tests.support.waiting import wait_until
 from tests.support.world import Function, Side, call, calls_of, populate, public_functions
 
 COPIES: Final = 10  # most of the time is waiting: the functions share it
 SESSIONS: Final = 4
 ROUNDS: Final = 500
 FAST: Final = 0.2  # seconds above an undisturbed call
+# All waits of one call together, whatever is held: far below the default REST_TIMEOUT of 10 s. A second of it is for a
+# busy machine.
+BOUND: Final = 3.0
 # What a daemon calls again by itself says no more than 55P03, lock_not_available: the row is its own.
 CALLED_AGAIN: Final = {
     "adopt_wake",
@@ -35,6 +40,7 @@ CALLED_AGAIN: Final = {
     "sweep_inbox",
 }
 # Every row that one session may hold while others go on, with whom it belongs to.
+Holding = Callable[[Database], contextlib.AbstractContextManager[None]]
 OWN, SHARED = "agent, item or run", "gateway or tenant"
 ROWS: Final = {
     "agents": (OWN, "select from agents where slug like 'a-%' for update"),
@@ -158,7 +164,7 @@ def caller(database: Database) -> Connection:
 def held(database: Database, query: str) -> Iterator[None]:
     """Rows that another session holds in an open transaction."""
     with database.connect(autocommit=False) as holder:
-        assert holder.execute(query.encode()).rowcount > 0
+        assert holder.execute(query.encode()).rowcount != 0
         yield
         holder.rollback()
 
@@ -219,6 +225,83 @@ def test_c12_every_call_of_the_matrix_does_its_work(world: World) -> None:
         if outcome.sqlstate or (isinstance(outcome.answer, dict) and outcome.answer.get("code") in idle)
     }
     assert not refused
+
+
+# ------------------------------------------------------------------------------------------- everything at once
+
+
+@contextlib.contextmanager
+def everything_held(database: Database) -> Iterator[None]:
+    """One session holds all rows of the matrix; others wait for some: whoever comes next waits in their queues, too."""
+    with contextlib.ExitStack() as stack:
+        holder = stack.enter_context(database.connect(autocommit=False))
+        for _whose, query in ROWS.values():
+            holder.execute(query.encode())
+        stack.callback(holder.rollback)
+        for table in ("dispatcher_gateways", "dispatcher_instances", "workflow_runs"):
+            stack.enter_context(waited_for(database, ROWS[table][1]))
+        yield
+
+
+@contextlib.contextmanager
+def waited_for(database: Database, query: str) -> Iterator[None]:
+    """A session that waits for rows which somebody holds."""
+    with database.connect() as second:
+        waiting = threading.Thread(target=_wait_for, args=(second, query))
+        waiting.start()
+        try:
+            wait_until(lambda: _is_waiting(database, second.info.backend_pid), 10)
+            yield
+        finally:
+            second.cancel()
+            waiting.join(10)
+
+
+def _wait_for(connection: Connection, query: str) -> None:
+    with contextlib.suppress(psycopg.errors.QueryCanceled):
+        connection.execute(query.encode())
+
+
+def _is_waiting(database: Database, pid: int) -> bool:
+    return database.value("select wait_event_type = 'Lock' from pg_stat_activity where pid = %s", [pid]) is True
+
+
+def judged_bounded(connection: Connection, function: Function, arguments: dict[str, object]) -> str:
+    """Why a call takes too long or fails with something else than 55P03; empty when it does not."""
+    outcome = tried(connection, function, arguments)
+    return "" if outcome.seconds <= BOUND and outcome.sqlstate in {None, "55P03"} else str(outcome)
+
+
+def unbounded_calls(world: World, database: Database, functions: list[Function], hold: Holding) -> list[str]:
+    """Which calls wait for too long while all of that is held."""
+    faults: list[str] = []
+    with contextlib.closing(caller(database)) as connection, hold(database):
+        for function in functions:
+            for name, arguments in calls_of(function, world.sides["a"]):
+                why = judged_bounded(connection, function, arguments)
+                faults += [f"{name}: {why}"] if why else []
+    return faults
+
+
+def unbounded(world: World, hold: Holding) -> list[str]:
+    with ThreadPoolExecutor(COPIES) as pool:
+        tasks = [pool.submit(unbounded_calls, world, copy, functions, hold) for copy, functions in world.shares()]
+        return [fault for task in tasks for fault in task.result()]
+
+
+def test_f4_all_waits_of_a_call_together_have_one_bound(world: World) -> None:
+    faults = unbounded(world, everything_held)
+    assert not faults, "\n".join(faults)
+
+
+TABLES: Final = ("gateways", "agents", "agent_inbox_items", "agent_wakes")
+
+
+@pytest.mark.faults_expected
+@pytest.mark.parametrize("table", TABLES)
+def test_f4_nobody_waits_long_for_a_table_that_is_held_as_a_whole(world: World, table: str) -> None:
+    faults = unbounded(world, partial(held, query=f"lock table {table} in access exclusive mode"))
+    assert not faults, "\n".join(faults)
 
 
 # ------------------------------------------------------------------------------------------- pairs at once

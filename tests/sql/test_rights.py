@@ -40,6 +40,7 @@ DEFINERS: Final = {
     "hint_workflow_update": "the same, as the trigger",
     "hint_workflow_rules": "whoever changes a route or a budget may not send broadcasts",
     "broadcast_budget_event": "whoever reports a cost may not send broadcasts",
+    "sessions_of": "what a session does, and since when, not every role may see",
 }
 # Relations no signed-in user reads, and why.
 HIDDEN: Final = {

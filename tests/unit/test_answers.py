@@ -181,6 +181,7 @@ GOOD: dict[str, Any] = {
         "faults": [{"id": 1, "side_write": "notification", "error": "boom", "at": "2026-11-30T00:00:00Z"}],
     },
     "adopt": {"applied": True, "claim_token": str(ID), "agent_id": str(ID), "deadline_in": 60.0},
+    "holders": {"code": "ok", "held": [{"text": "a row of gateways is held by pid 1"}]},
     "gauges": {
         "backlog": {"under_1m": 1, "oldest_seconds": 5, "waiting_for_paused": 2},
         "runs": {"queued": 1},

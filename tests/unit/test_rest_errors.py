@@ -34,7 +34,7 @@ def failed(response: httpx.Response) -> Failure:
         (404, "PGRST205", "", Repeat.STALE_SCHEMA),
         (500, "40001", "", Repeat.SAFE),
         (500, "40P01", "", Repeat.SAFE),
-        (500, "55P03", "", Repeat.SAFE),
+        (500, "55P03", "", Repeat.LATER),
         (503, "57P01", "", Repeat.SAFE),
         (503, "57P03", "", Repeat.SAFE),
         (503, "08006", "", Repeat.IF_IDEMPOTENT),

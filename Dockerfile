@@ -2,20 +2,23 @@
 #   docker build -t openclaw-dispatcher .                            the daemon; openclaw is expected from the gateway image
 #   docker build -t openclaw-dispatcher --target with-openclaw .     with its own openclaw (Node), to run beside a gateway
 # Neither carries a secret: everything comes from the environment or a mounted $OPENCLAW_HOME/secrets/gateway.env.
-ARG PYTHON_IMAGE=python:3.13.9-slim-trixie
-ARG NODE_IMAGE=node:24.16.0-trixie-slim
+# The digests are those of the index over all platforms. To renew one: docker buildx imagetools inspect python:3.13.14-slim-trixie
+ARG PYTHON_IMAGE=python:3.13.14-slim-trixie@sha256:9662417aace5ae7b8e2609cce472b72a8958e134ba372808abe9cc1a0c0125e6
+ARG NODE_IMAGE=node:24.20.0-trixie-slim@sha256:50c3b2f6988dfc307b86e5301d69611af31f4789bdf232863b07d3b02fe55ae0
 
 # ---- build: the tested set of packages, and this package, in one virtual environment
 FROM ${PYTHON_IMAGE} AS build
 ENV PIP_NO_CACHE_DIR=1 PIP_DISABLE_PIP_VERSION_CHECK=1 PIP_ROOT_USER_ACTION=ignore
 WORKDIR /src
-RUN python -m venv /opt/dispatcher
-COPY pyproject.toml README.md LICENSE ./
 COPY requirements/ requirements/
+RUN python -m venv /opt/build && /opt/build/bin/pip install --require-hashes --requirement requirements/build.txt
+RUN python -m venv /opt/dispatcher && /opt/dispatcher/bin/pip install --require-hashes --requirement requirements/daemon.txt
+COPY pyproject.toml README.md LICENSE ./
 COPY supabase/migrations/ supabase/migrations/
 COPY scripts/ scripts/
 COPY dispatcher/ dispatcher/
-RUN /opt/dispatcher/bin/pip install --constraint requirements/constraints.txt ".[migrate]"
+RUN /opt/build/bin/python -m hatchling build --target wheel --directory /dist \
+ && /opt/dispatcher/bin/pip install --no-deps --no-index /dist/*.whl
 
 # ---- runtime: no compiler, no pip cache, no root
 FROM ${PYTHON_IMAGE} AS runtime

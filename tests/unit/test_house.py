@@ -9,6 +9,7 @@ import tomllib
 from pathlib import Path
 
 import pytest
+from packaging.requirements import Requirement
 
 REPOSITORY = Path(__file__).resolve().parents[2]
 COMMANDS = ("scripts/demo", "scripts/test", "scripts/check", "scripts/bootstrap", ".ci/run")
@@ -99,7 +100,7 @@ def test_bootstrap_says_what_to_do_without_venv(tmp_path: Path) -> None:
 def bare_clone(tmp_path: Path) -> Path:
     """A directory with only what bootstrap reads, and an empty directory for PATH beside it."""
     clone = tmp_path / "clone"
-    for name in ("scripts/bootstrap", "pyproject.toml", "requirements/constraints.txt"):
+    for name in ("scripts/bootstrap", "pyproject.toml", "requirements/local.txt"):
         target = clone / name
         target.parent.mkdir(parents=True, exist_ok=True)
         shutil.copy2(REPOSITORY / name, target)
@@ -134,29 +135,54 @@ def is_module(path: Path) -> bool:
 # ------------------------------------------------------------------------------------------ dependencies
 
 
-def constraints() -> dict[str, str]:
-    lines = text_of("requirements/constraints.txt").splitlines()
-    pins = [re.fullmatch(r"([\w.-]+)(==|>=)([\w.]+)(\s+#.*)?", line) for line in lines if not line.startswith("#")]
-    assert all(pins), "a line of the constraints is no pin"
-    return {normal(pin[1]): pin[2] for pin in pins if pin}
+SETS = {"daemon": ["migrate"], "local": ["local"], "test": ["local", "dev"]}
+
+
+def locked(name: str) -> dict[str, tuple[str, frozenset[str]]]:
+    """By package its version and the sums of its files, as a set in `requirements/` has them."""
+    text = text_of(f"requirements/{name}.txt").replace("\\\n", " ")
+    lines = [line for line in text.splitlines() if not line.startswith("#")]
+    pins = [re.fullmatch(r"([\w.-]+)==([\w.]+)(?: ; .*?)?((?:\s+--hash=sha256:[0-9a-f]{64})+)", line) for line in lines]
+    assert all(pins), "a line is no version with sums"
+    return {normal(pin[1]): (pin[2], frozenset(pin[3].split())) for pin in pins if pin}
 
 
 def normal(name: str) -> str:
     return re.sub(r"[-_.]+", "-", name).lower()
 
 
-def test_every_dependency_has_its_tested_version() -> None:
+@pytest.mark.parametrize("name", SETS)
+def test_s20_every_dependency_is_locked_within_its_range(name: str) -> None:
     project = tomllib.loads(text_of("pyproject.toml"))["project"]
-    wanted = [
-        *project["dependencies"],
-        *(row for rows in project["optional-dependencies"].values() for row in rows),
-    ]
-    names = {normal(re.split(r"[\[<>=;]", row)[0]) for row in wanted}
-    assert names - constraints().keys() == set()
+    extras = (row for extra in SETS[name] for row in project["optional-dependencies"][extra])
+    pins = locked(name)
+    for wanted in map(Requirement, (*project["dependencies"], *extras)):
+        assert pins[normal(wanted.name)][0] in wanted.specifier, f"{wanted}: renew with scripts/bootstrap --renew"
 
 
-def test_only_the_certificate_authorities_may_be_newer() -> None:
-    assert [name for name, operator in constraints().items() if operator != "=="] == ["certifi"]
+@pytest.mark.parametrize("name", ["daemon", "local", "build"])
+def test_s20_every_set_is_a_part_of_the_one_that_is_tested(name: str) -> None:
+    assert locked(name).items() <= locked("test").items()
+
+
+def test_s20_what_builds_the_package_is_locked_too() -> None:
+    [needed] = tomllib.loads(text_of("pyproject.toml"))["build-system"]["requires"]
+    assert needed in text_of("requirements/build.in").splitlines()
+    assert locked("build")["hatchling"][0] in Requirement(needed).specifier
+    assert "hatchling" in locked("local")  # without build isolation the scripts need it there
+
+
+def test_s20_no_file_says_where_packages_come_from() -> None:
+    for path in (REPOSITORY / "requirements").iterdir():
+        assert not re.search(r"https?://|--index|--find-links|--trusted", path.read_text()), path.name
+
+
+def test_s20_the_scripts_install_nothing_without_its_sum() -> None:
+    text = text_of("scripts/bootstrap")
+    bootstrap = text[text.index("bootstrap() {") : text.index("lock_set() {")]
+    installs = [line.strip() for line in bootstrap.splitlines() if line.strip().startswith("install ")]
+    assert len(installs) == 2
+    assert all("--require-hashes" in line or "--no-deps --no-build-isolation" in line for line in installs)
 
 
 # --------------------------------------------------------------------------------------------- container
@@ -181,11 +207,17 @@ def stage(name: str) -> list[tuple[str, str]]:
     return found
 
 
-def test_image_is_built_from_pinned_bases_and_the_tested_packages() -> None:
+def test_s20_image_is_built_from_bases_named_by_digest() -> None:
     images = [rest.partition("=")[2] for word, rest in dockerfile() if word == "ARG" and "_IMAGE=" in rest]
     assert len(images) == 2
-    assert all(re.search(r":\d+\.\d+\.\d+-", image) for image in images)
-    assert any("--constraint requirements/constraints.txt" in rest for word, rest in stage("build") if word == "RUN")
+    assert all(re.search(r":\d+\.\d+\.\d+-[\w-]+@sha256:[0-9a-f]{64}$", image) for image in images)
+
+
+def test_s20_image_installs_no_package_without_its_sum() -> None:
+    runs = [rest for word, rest in stage("build") if word == "RUN"]
+    installs = [part for rest in runs for part in rest.split("&&") if "pip install" in part]
+    assert len(installs) == 3
+    assert all("--require-hashes" in part or "--no-deps --no-index" in part for part in installs)
 
 
 @pytest.mark.parametrize("name", ["runtime", "with-openclaw"])

@@ -5294,10 +5294,15 @@ begin
   if found then
     perform dispatcher.leave_waitlist(p_agent_id);
   end if;
+exception when others then
+  -- What its row raises concerns it alone: the claims of the others, and what was reported with them, stand.
+  if dispatcher.must_abort(sqlstate) then raise; end if;
+  perform dispatcher.note_fault(agent.tenant_id, agent.gateway_id, 'waitlist', format('%s (%s)', sqlerrm, sqlstate))
+     from public.agents as agent where agent.id = p_agent_id;
 end
 $$;
 
-COMMENT ON FUNCTION dispatcher.set_off_waitlist(p_agent_id uuid) IS 'Takes an agent off the waitlist unless somebody holds its row.';
+COMMENT ON FUNCTION dispatcher.set_off_waitlist(p_agent_id uuid) IS 'Takes an agent off the waitlist unless somebody holds its row, or it raises, which is noted.';
 
 CREATE FUNCTION dispatcher.setting(p_settings jsonb, p_name text, p_default double precision, p_lowest double precision, p_highest double precision) RETURNS double precision
     LANGUAGE sql IMMUTABLE PARALLEL SAFE
@@ -7351,8 +7356,8 @@ CREATE FUNCTION public.dispatcher_schema() RETURNS jsonb
     SET search_path TO ''
     AS $$
   select jsonb_build_object(
-    'revision', 47,
-    'fingerprint', 'ed654a09c9cf0853a5cba105f9baacd26e5fe6f0361a0ec3a2addd6d0ceb1e09',
+    'revision', 48,
+    'fingerprint', '524df00640136876902221fae7afe06dc74b9ee470b0a54b744ca32091eb968d',
     'drift', coalesce(jsonb_agg(drift.kind || ' ' || drift.name || ' ' || drift.problem), '[]'))
   from (select * from dispatcher.schema_drift() limit 20) as drift
 $$;

@@ -2,5 +2,5 @@
 
 from typing import Final
 
-REVISION: Final = 47
-FINGERPRINT: Final = "ed654a09c9cf0853a5cba105f9baacd26e5fe6f0361a0ec3a2addd6d0ceb1e09"
+REVISION: Final = 48
+FINGERPRINT: Final = "524df00640136876902221fae7afe06dc74b9ee470b0a54b744ca32091eb968d"

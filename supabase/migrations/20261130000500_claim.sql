@@ -565,10 +565,15 @@ begin
   if found then
     perform dispatcher.leave_waitlist(p_agent_id);
   end if;
+exception when others then
+  -- What its row raises concerns it alone: the claims of the others, and what was reported with them, stand.
+  if dispatcher.must_abort(sqlstate) then raise; end if;
+  perform dispatcher.note_fault(agent.tenant_id, agent.gateway_id, 'waitlist', format('%s (%s)', sqlerrm, sqlstate))
+     from public.agents as agent where agent.id = p_agent_id;
 end
 $$;
 comment on function dispatcher.set_off_waitlist(uuid) is
-  'Takes an agent off the waitlist unless somebody holds its row.';
+  'Takes an agent off the waitlist unless somebody holds its row, or it raises, which is noted.';
 
 create index if not exists agent_wake_state_waitlist_order
   on public.agent_wake_state (waitlisted_at, (coalesce(waiting_since, 'infinity'::timestamptz)), agent_id)

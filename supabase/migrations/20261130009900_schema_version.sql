@@ -966,7 +966,7 @@ as $expected$
     ('function', 'dispatcher.send_gateway_hint(uuid,text,jsonb)', '51273d478431fe274501d00e3e62dba0', null),
     ('function', 'dispatcher.sessions_of(integer[])', '840ee9cc8ccc01b3c2fa6a6d294a1620', null),
     ('function', 'dispatcher.set_items_aside(uuid[],text,text)', 'f5009f73c4028ddd285efa871e276f3e', null),
-    ('function', 'dispatcher.set_off_waitlist(uuid)', '125fa6fe2a2d813a132698cde348a068', null),
+    ('function', 'dispatcher.set_off_waitlist(uuid)', '70f0f58d8fcedec6b5c8d21303df5198', null),
     ('function', 'dispatcher.setting(jsonb,text,double precision,double precision,double precision)', '31997bfed204da3af57267bae7cc40ef', null),
     ('function', 'dispatcher.settings_of_gateway(uuid,jsonb)', 'ab86869ec07c0003c6b628d7858cae1f', null),
     ('function', 'dispatcher.settings_of_instance(uuid)', '1ee540c2e506f09f99920c34495b51b0', null),
@@ -1724,8 +1724,8 @@ create or replace function public.dispatcher_schema() returns jsonb
 language sql stable set search_path = ''
 as $$
   select jsonb_build_object(
-    'revision', 47,
-    'fingerprint', 'ed654a09c9cf0853a5cba105f9baacd26e5fe6f0361a0ec3a2addd6d0ceb1e09',
+    'revision', 48,
+    'fingerprint', '524df00640136876902221fae7afe06dc74b9ee470b0a54b744ca32091eb968d',
     'drift', coalesce(jsonb_agg(drift.kind || ' ' || drift.name || ' ' || drift.problem), '[]'))
   from (select * from dispatcher.schema_drift() limit 20) as drift
 $$;
@@ -1740,7 +1740,7 @@ select dispatcher.drop_retired_objects();
 
 select dispatcher.restrict_functions(array['dispatcher_schema']);
 select dispatcher.mend_rights();
-select dispatcher.record_definitions('ed654a09c9cf0853a5cba105f9baacd26e5fe6f0361a0ec3a2addd6d0ceb1e09');
+select dispatcher.record_definitions('524df00640136876902221fae7afe06dc74b9ee470b0a54b744ca32091eb968d');
 
 notify pgrst, 'reload schema';
 commit;

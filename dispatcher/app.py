@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import os
 import queue
 import socket
@@ -10,13 +11,14 @@ import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from functools import partial
+from pathlib import Path
 from typing import Any, Final
 from uuid import UUID, uuid4
 
 import dispatcher
 from dispatcher import events
 from dispatcher.agents import proctable
-from dispatcher.agents.command import child_environment, state_environment
+from dispatcher.agents.command import WAKE_MARKER, child_environment, state_environment
 from dispatcher.agents.gateway_calls import CommandLineCalls
 from dispatcher.agents.openclaw import find_executable, warn_of_affected_version
 from dispatcher.agents.openclaw_calls import OpenclawCommand
@@ -180,13 +182,18 @@ class Daemon:
         )
 
     def _child_environment(self, wake_id: str) -> Mapping[str, str]:
+        return {**self._environment_of_all(self._registry.config_path()), WAKE_MARKER: wake_id}
+
+    @functools.lru_cache(maxsize=1)  # noqa: B019 - one daemon, as long as the process
+    def _environment_of_all(self, config_path: Path | None) -> Mapping[str, str]:
+        """What the environments of all wakes have in common. It changes with the place of `openclaw.json` alone."""
         settings, environ = self._settings, self._environ
         return child_environment(
             environ,
-            wake_id,
+            "",
             passthrough=settings.agent_env_passthrough,
             secrets=[settings.supabase_service_role_key.get_secret_value()],
-            openclaw=state_environment(environ, settings.openclaw_home, self._registry.config_path()),
+            openclaw=state_environment(environ, settings.openclaw_home, config_path),
         )
 
     def _build_workflows(self) -> list[PeriodicService]:

@@ -1,6 +1,7 @@
 """The seams to the official client: what is replaced must still be there, and be what we think it is."""
 
 import inspect
+import json
 import logging
 from typing import Any
 
@@ -9,6 +10,7 @@ import realtime
 from realtime import AsyncRealtimeChannel, AsyncRealtimeClient
 from realtime._async import channel as channel_library
 from realtime._async import client as library
+from realtime.message import ServerMessageAdapter
 from websockets.asyncio.client import connect
 from websockets.datastructures import Headers
 from websockets.exceptions import InvalidStatus, ProxyError
@@ -155,3 +157,51 @@ def test_why_there_is_no_connection_is_told_in_words_that_help(error: Exception,
         Network(proxy=proxy, proxy_setting="REALTIME_PROXY", environ={}),
     )
     assert words in connection_cause(error, target)
+
+
+BROADCAST = {
+    "topic": "realtime:gateway:1",
+    "event": "broadcast",
+    "payload": {"event": "inbox", "payload": {"agent_id": "a"}, "type": "broadcast", "meta": {"id": "m"}},
+    "ref": None,
+}
+
+
+def test_a_plain_broadcast_is_heard_without_the_library_and_as_the_library_would_hear_it() -> None:
+    assert "async for msg in ws_connection" in inspect.getsource(AsyncRealtimeClient._listen)
+    client = SupervisedClient("http://project.test", "key", timeout=1.0, network=Network())
+    channel = client.channel("gateway:1")
+    heard: list[Any] = []
+    channel.on_broadcast("*", heard.append)
+    text = json.dumps(BROADCAST)
+    assert client._take(text)
+    channel._handle_message(ServerMessageAdapter.validate_json(text))
+    assert [(one["event"], one["payload"]) for one in heard] == [("inbox", {"agent_id": "a"})] * 2
+
+
+@pytest.mark.parametrize(
+    "frame",
+    [
+        json.dumps(BROADCAST).encode(),
+        json.dumps(BROADCAST)[:-1],
+        "[" * 100_000 + '"broadcast"',
+        json.dumps({**BROADCAST, "event": "system"}),
+        json.dumps({**BROADCAST, "topic": "realtime:another"}),
+        json.dumps({**BROADCAST, "topic": ["realtime:gateway:1"]}),
+        json.dumps({**BROADCAST, "payload": {"event": "inbox"}}),
+        json.dumps({**BROADCAST, "payload": {"event": 1, "payload": {}}}),
+        json.dumps({**BROADCAST, "payload": {"event": "inbox", "payload": {"text": "x" * 70_000}}}),
+        json.dumps(["broadcast"]),
+    ],
+    ids=str.split("bytes cut deep system another list bare number long array"),
+)
+def test_every_other_frame_is_left_to_the_library(frame: str | bytes) -> None:
+    client = SupervisedClient("http://project.test", "key", timeout=1.0, network=Network())
+    client.channel("gateway:1").on_broadcast("*", lambda _payload: pytest.fail("it was heard"))
+    assert not client._take(frame)
+
+
+def test_a_callback_that_raises_at_a_broadcast_ends_nothing() -> None:
+    client = SupervisedClient("http://project.test", "key", timeout=1.0, network=Network())
+    client.channel("gateway:1").on_broadcast("*", lambda payload: payload["nothing"])  # type: ignore[typeddict-item]
+    assert client._take(json.dumps(BROADCAST))

@@ -116,7 +116,8 @@ def judge_heartbeat(
         return _verdict("absent", ["no heartbeat file: no daemon runs here"])
     health, age = facts["health"], (now - datetime.fromisoformat(facts["ts"])).total_seconds()
     shown = {name: facts[name] for name in ("pid", "gateway", "instance_id")}
-    shown |= {"age_s": round(age, 1), "loops": health["loops"]}
+    # Of a time that is yet to come nobody knows how old it is.
+    shown |= {"age_s": round(age, 1) if age >= -SLACK_SECONDS else None, "loops": health["loops"]}
     if fault := _fault(facts, age, running, gateway):
         return _verdict(fault[0], [fault[1]], **shown)
     if not health["live"]:

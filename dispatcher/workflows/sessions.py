@@ -14,13 +14,19 @@ Judgement = Literal["gone", "alive", "unknown"]
 
 LISTS: Final = ("sessions", "recent", "items", "rows")
 LIVE_TASKS: Final = frozenset({"queued", "running"})
+AGES: Final = ("ageMs", "age", "lastActiveAgeMs")
+MOMENTS: Final = ("updatedAt", "lastInteractionAt")
+CLOCKS_DIFFER_BY: Final = 300.0
+# Ten years: what is older than OpenClaw was written by a clock that is not set.
+LONGEST_AGE: Final = 10 * 365 * 86_400.0
 
 
 @dataclass(frozen=True, slots=True)
 class SessionRow:
-    """One session of an agent; `age` in seconds since it was active, None when OpenClaw does not say.
+    """One session of an agent; `age` in seconds since it was active, None when nobody can know it.
 
-    `agent_id` is normalised, `key` what `tasks show` takes, `is_running` whether a turn is said to be under way.
+    `agent_id` is normalised, `key` what `tasks show` takes, `is_running` whether a turn is said to be under way,
+    `is_dated` whether OpenClaw says a time at all, believable or not.
     """
 
     agent_id: str
@@ -28,6 +34,7 @@ class SessionRow:
     names: frozenset[str]
     age: float | None
     is_running: bool
+    is_dated: bool
 
 
 def read_sessions(document: object, now: datetime) -> list[SessionRow]:
@@ -57,22 +64,48 @@ def _row(entry: Mapping[str, Any], now: datetime) -> SessionRow:
     agent = entry.get("agentId") or (parts[1] if len(parts) > 1 and parts[0] == "agent" else "")
     names = {key, ":".join(parts[2:]), str(entry.get("sessionId") or "")} - {""}
     is_running = str(entry.get("status") or "").lower() == "running"
-    return SessionRow(normalise_id(str(agent)), key, frozenset(names), _age(entry, now), is_running)
+    is_dated = any(entry.get(name) is not None for name in (*AGES, *MOMENTS))
+    return SessionRow(normalise_id(str(agent)), key, frozenset(names), _age(entry, now), is_running, is_dated)
 
 
 def _age(entry: Mapping[str, Any], now: datetime) -> float | None:
-    for name in ("ageMs", "age", "lastActiveAgeMs"):
-        if _is_number(entry.get(name)):
-            return max(0.0, float(entry[name]) / 1000)
-    for name in ("updatedAt", "lastInteractionAt"):
-        if _is_number(entry.get(name)):
-            return max(0.0, now.timestamp() - float(entry[name]) / 1000)
-        if isinstance(entry.get(name), str):
-            try:
-                return max(0.0, (now - _aware(datetime.fromisoformat(entry[name]))).total_seconds())
-            except ValueError:
-                continue
+    """Seconds since the session was last active, by the first value that can be believed; None where there is none."""
+    for name in AGES:
+        age = known_age(_seconds(entry.get(name)))
+        if age is not None:
+            return age
+    for name in MOMENTS:
+        moment = _moment(entry.get(name))
+        age = known_age(None if moment is None else now.timestamp() - moment)
+        if age is not None:
+            return age
     return None
+
+
+def known_age(age: float | None) -> float | None:
+    """`age` where somebody can know it; finite, not of another era, and ahead only as far as clocks differ."""
+    if age is None or not -CLOCKS_DIFFER_BY <= age <= LONGEST_AGE:
+        return None
+    return max(0.0, age)
+
+
+def _seconds(milliseconds: object) -> float | None:
+    if not _is_number(milliseconds):
+        return None
+    try:
+        return float(milliseconds) / 1000  # type: ignore[arg-type]  # a number, as just asked
+    except OverflowError:
+        return None
+
+
+def _moment(value: object) -> float | None:
+    """Seconds since 1970 of a number in milliseconds or of an ISO text."""
+    if not isinstance(value, str):
+        return _seconds(value)
+    try:
+        return _aware(datetime.fromisoformat(value)).timestamp()
+    except (ValueError, OverflowError):
+        return None
 
 
 def _aware(moment: datetime) -> datetime:
@@ -97,12 +130,13 @@ def judge(suspect: Suspect, named: Iterable[SessionRow], orphan_after: float) ->
     """Whether the session that works on a silent run is gone; `named` as `rows_of` answers.
 
     A second process beside a living one is worse than a wait: any recent activity counts, and a turn that is said
-    to run. A session without an age is taken at its word that it exists.
+    to run. A session without an age is taken at its word that it exists, and one whose time nobody can believe may be
+    active.
     """
     named = list(named)
     if any(row.is_running or (row.age is not None and row.age < orphan_after) for row in named):
         return "alive"
-    if any(row.age is None and suspect.session_id in row.names for row in named):
+    if any(row.age is None and (row.is_dated or suspect.session_id in row.names) for row in named):
         return "unknown"
     return "gone"
 

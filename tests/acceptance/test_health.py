@@ -173,6 +173,12 @@ def test_ff71_the_age_of_the_last_heartbeat_decides(seconds: float, expected: st
     assert judge_heartbeat(heartbeat(timedelta(seconds=seconds)), datetime.now(UTC))["status"] == expected
 
 
+@pytest.mark.parametrize("ts", ["9999-12-31T23:59:59+00:00", "2999-01-01T00:00:00-14:00"])
+def test_s17_of_a_heartbeat_of_the_future_nobody_knows_the_age(ts: str) -> None:
+    verdict = judge_heartbeat(heartbeat(timedelta()) | {"ts": ts}, datetime.now(UTC))
+    assert (verdict["status"], verdict["age_s"]) == ("silent", None)
+
+
 @pytest.mark.parametrize(
     ("status", "live", "code", "code_with_ready"),
     [

@@ -135,6 +135,39 @@ def test_what_openclaw_says_of_a_silent_run(rows: list[dict[str, Any]], judgemen
         assert judgement_of(document) == judgement
 
 
+YEAR_MS = 365 * 86_400_000
+
+
+@pytest.mark.parametrize("key", ["agent:coder:s1", "agent:coder:main"])
+@pytest.mark.parametrize(
+    "said",
+    [
+        {"updatedAt": NOW.timestamp() * 1000 + YEAR_MS},
+        {"updatedAt": "9999-12-31T23:59:59Z"},
+        {"updatedAt": "0001-01-01T00:00:00+14:00"},
+        {"updatedAt": 0},
+        {"updatedAt": float("inf")},
+        {"updatedAt": 10**400},
+        {"ageMs": float("nan")},
+        {"ageMs": float("inf")},
+        {"ageMs": -YEAR_MS},
+    ],
+    ids=str,
+)
+def test_s17_a_time_nobody_can_believe_is_no_age(said: dict[str, Any], key: str) -> None:
+    """Neither active now, which would keep a dead session for good, nor silent for years, which ends a live one."""
+    [row] = read_sessions([listed(None, key, **said)], NOW)
+    assert row.age is None
+    assert judgement_of([listed(None, key, **said)]) == "unknown"
+
+
+def test_s17_another_time_of_the_session_may_still_be_believed() -> None:
+    [row] = read_sessions([{"key": "agent:coder:s1", "ageMs": float("nan"), "updatedAt": NOW.timestamp() * 1000}], NOW)
+    assert row.age == 0
+    ahead = (NOW + timedelta(seconds=200)).timestamp() * 1000  # clocks differ
+    assert judgement_of([listed(None, updatedAt=ahead)]) == "alive"
+
+
 def judgement_of(document: Any) -> str:
     ids = possible_ids(["hq/coder"], "hq", "coder")
     return judge(suspect(), rows_of(suspect(), read_sessions(document, NOW), ids), 360)

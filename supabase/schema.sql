@@ -951,6 +951,22 @@ $$;
 
 COMMENT ON FUNCTION dispatcher.close_leased_item(p_item_id uuid, p_outcome text, p_reason text) IS 'Writes how an item ends that the caller holds under its lease; the trigger of the table tells one that is given up.';
 
+CREATE FUNCTION dispatcher.column_remedy(p_name text, p_present text, p_expected text) RETURNS text
+    LANGUAGE sql IMMUTABLE
+    SET search_path TO ''
+    AS $_$
+  -- A type that is right is left alone: where a view reads the column, even the same type is refused.
+  select format('alter table %1$s ', regexp_replace(p_name, '[.][^.]+$', ''))
+         || case when present_type = expected_type then ''
+                 else format('alter column %1$s type %2$s using %1$s::%2$s, ', own, expected_type) end
+         || format('alter column %s %s', own,
+              case when p_expected = expected_type then 'drop not null' else 'set not null' end)
+    from (select split_part(p_name, '.', 3) as own, replace(p_present, ' not null', '') as present_type,
+                 replace(p_expected, ' not null', '') as expected_type) as named
+$_$;
+
+COMMENT ON FUNCTION dispatcher.column_remedy(p_name text, p_present text, p_expected text) IS 'The statement that gives a column its type and nullability back.';
+
 CREATE FUNCTION dispatcher.complete_workflow_row(p_run public.workflow_runs) RETURNS public.workflow_runs
     LANGUAGE plpgsql STABLE
     SET search_path TO ''
@@ -5101,10 +5117,7 @@ CREATE FUNCTION dispatcher.schema_drift() RETURNS TABLE(kind text, name text, pr
                 when expected.kind = 'index' and present.name is not null
                   then 'reindex index ' || split_part(expected.name, '.', 1) || '.' || split_part(expected.name, '.', 3)
                 when expected.kind = 'column' and present.name is not null
-                  then format('alter table %1$s alter column %2$s type %3$s using %2$s::%3$s, alter column %2$s %4$s',
-                    regexp_replace(expected.name, '[.][^.]+$', ''), split_part(expected.name, '.', 3),
-                    replace(expected.definition, ' not null', ''),
-                    case when expected.definition like '% not null' then 'set not null' else 'drop not null' end) end
+                  then dispatcher.column_remedy(expected.name, present.definition, expected.definition) end
       from expected
       left join present on present.kind = expected.kind and present.name = expected.name
       left join dispatcher.recorded_objects as recorded on recorded.kind = expected.kind
@@ -7356,8 +7369,8 @@ CREATE FUNCTION public.dispatcher_schema() RETURNS jsonb
     SET search_path TO ''
     AS $$
   select jsonb_build_object(
-    'revision', 48,
-    'fingerprint', '524df00640136876902221fae7afe06dc74b9ee470b0a54b744ca32091eb968d',
+    'revision', 49,
+    'fingerprint', '827704260f4e577fb4a68c5d86b84bdceb97fa2e891c32415622914f1f2f9729',
     'drift', coalesce(jsonb_agg(drift.kind || ' ' || drift.name || ' ' || drift.problem), '[]'))
   from (select * from dispatcher.schema_drift() limit 20) as drift
 $$;
@@ -9757,6 +9770,9 @@ GRANT ALL ON FUNCTION dispatcher.clean_inbox_reason(p_reason text) TO service_ro
 
 REVOKE ALL ON FUNCTION dispatcher.close_leased_item(p_item_id uuid, p_outcome text, p_reason text) FROM PUBLIC;
 GRANT ALL ON FUNCTION dispatcher.close_leased_item(p_item_id uuid, p_outcome text, p_reason text) TO service_role;
+
+REVOKE ALL ON FUNCTION dispatcher.column_remedy(p_name text, p_present text, p_expected text) FROM PUBLIC;
+GRANT ALL ON FUNCTION dispatcher.column_remedy(p_name text, p_present text, p_expected text) TO service_role;
 
 REVOKE ALL ON FUNCTION dispatcher.complete_workflow_row(p_run public.workflow_runs) FROM PUBLIC;
 GRANT ALL ON FUNCTION dispatcher.complete_workflow_row(p_run public.workflow_runs) TO service_role;

@@ -44,8 +44,8 @@ begin
 end
 $$;
 comment on function dispatcher.budget_blocks(uuid, timestamptz) is
-  'Whether the agent''s budget forbids a wake: a hard cutoff whose spend of the running month is at or above its limit, '
-  'whatever its status says; without a limit the status exceeded says so.';
+  'Whether the agent''s budget forbids a wake: a hard cutoff whose spend of the running month is at or above its '
+  'limit, whatever its status says; without a limit the status exceeded says so.';
 
 create or replace function dispatcher.wake_chain_limit(p_settings public.dispatcher_settings) returns integer
 language plpgsql immutable set search_path = ''

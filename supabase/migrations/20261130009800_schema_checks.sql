@@ -265,6 +265,21 @@ $$;
 comment on function dispatcher.definition_remedy(text, text, text) is
   'The statement that brings back a recorded definition; NULL where applying the files does.';
 
+create or replace function dispatcher.column_remedy(p_name text, p_present text, p_expected text) returns text
+language sql immutable set search_path = ''
+as $$
+  -- A type that is right is left alone: where a view reads the column, even the same type is refused.
+  select format('alter table %1$s ', regexp_replace(p_name, '[.][^.]+$', ''))
+         || case when present_type = expected_type then ''
+                 else format('alter column %1$s type %2$s using %1$s::%2$s, ', own, expected_type) end
+         || format('alter column %s %s', own,
+              case when p_expected = expected_type then 'drop not null' else 'set not null' end)
+    from (select split_part(p_name, '.', 3) as own, replace(p_present, ' not null', '') as present_type,
+                 replace(p_expected, ' not null', '') as expected_type) as named
+$$;
+comment on function dispatcher.column_remedy(text, text, text) is
+  'The statement that gives a column its type and nullability back.';
+
 create or replace function dispatcher.schema_drift()
 returns table (kind text, name text, problem text, remedy text)
 language sql stable set search_path = ''
@@ -286,10 +301,7 @@ as $$
                 when expected.kind = 'index' and present.name is not null
                   then 'reindex index ' || split_part(expected.name, '.', 1) || '.' || split_part(expected.name, '.', 3)
                 when expected.kind = 'column' and present.name is not null
-                  then format('alter table %1$s alter column %2$s type %3$s using %2$s::%3$s, alter column %2$s %4$s',
-                    regexp_replace(expected.name, '[.][^.]+$', ''), split_part(expected.name, '.', 3),
-                    replace(expected.definition, ' not null', ''),
-                    case when expected.definition like '% not null' then 'set not null' else 'drop not null' end) end
+                  then dispatcher.column_remedy(expected.name, present.definition, expected.definition) end
       from expected
       left join present on present.kind = expected.kind and present.name = expected.name
       left join dispatcher.recorded_objects as recorded on recorded.kind = expected.kind

@@ -776,6 +776,7 @@ as $expected$
     ('function', 'dispatcher.claimed_answer(text,public.workflow_runs)', 'd1dab937d214f4c07d571d656bda966e', null),
     ('function', 'dispatcher.clean_inbox_reason(text)', 'cceffb1565c826f14701c1b24cc10a93', null),
     ('function', 'dispatcher.close_leased_item(uuid,text,text)', '5fed0af391d8e1226e7e04b1bdb77fcc', null),
+    ('function', 'dispatcher.column_remedy(text,text,text)', '78413a1793cf1b80699818a095467465', null),
     ('function', 'dispatcher.complete_workflow_row(public.workflow_runs)', '9709f3932ad5894c9fb560ca1d3ae066', null),
     ('function', 'dispatcher.contained_claim(dispatcher.claimant,jsonb,uuid)', '2155257fa8e285e1e90e3e28fcb333be', null),
     ('function', 'dispatcher.dead_letters_of_wake(public.agent_wakes,uuid[])', 'af5c5d426d25611a39a55066e87d7fed', null),
@@ -960,7 +961,7 @@ as $expected$
     ('function', 'dispatcher.runs_of_budget(dispatcher.tick,dispatcher.evaluated_budget,integer)', 'f9d946942a1f8512ca87c8e01c4ffb9f', null),
     ('function', 'dispatcher.runs_over_deadline(dispatcher.tick,integer)', 'c5f04c3b60984c96ed15520bdea27c94', null),
     ('function', 'dispatcher.runs_to_mark(uuid)', '5ddd7e940dbef62f5872a0b0107d0cd4', null),
-    ('function', 'dispatcher.schema_drift()', 'b51378a9c7d71dd54d67a2e11c6d2f68', null),
+    ('function', 'dispatcher.schema_drift()', 'c6b72d827bcc9c4e8c010c26adc34942', null),
     ('function', 'dispatcher.schema_exposure()', 'e4cc9471c5eacea5fb736909010d34db', null),
     ('function', 'dispatcher.seconds_until(timestamp with time zone)', '6c88b2abb93197e59ccc632bda7a5f33', null),
     ('function', 'dispatcher.send_gateway_hint(uuid,text,jsonb)', '51273d478431fe274501d00e3e62dba0', null),
@@ -1272,6 +1273,7 @@ as $expected$
     ('right', 'service_role function dispatcher.claimed_answer(text,public.workflow_runs)', 'execute', null),
     ('right', 'service_role function dispatcher.clean_inbox_reason(text)', 'execute', null),
     ('right', 'service_role function dispatcher.close_leased_item(uuid,text,text)', 'execute', null),
+    ('right', 'service_role function dispatcher.column_remedy(text,text,text)', 'execute', null),
     ('right', 'service_role function dispatcher.complete_workflow_row(public.workflow_runs)', 'execute', null),
     ('right', 'service_role function dispatcher.contained_claim(dispatcher.claimant,jsonb,uuid)', 'execute', null),
     ('right', 'service_role function dispatcher.dead_letters_of_wake(public.agent_wakes,uuid[])', 'execute', null),
@@ -1724,8 +1726,8 @@ create or replace function public.dispatcher_schema() returns jsonb
 language sql stable set search_path = ''
 as $$
   select jsonb_build_object(
-    'revision', 48,
-    'fingerprint', '524df00640136876902221fae7afe06dc74b9ee470b0a54b744ca32091eb968d',
+    'revision', 49,
+    'fingerprint', '827704260f4e577fb4a68c5d86b84bdceb97fa2e891c32415622914f1f2f9729',
     'drift', coalesce(jsonb_agg(drift.kind || ' ' || drift.name || ' ' || drift.problem), '[]'))
   from (select * from dispatcher.schema_drift() limit 20) as drift
 $$;
@@ -1740,7 +1742,7 @@ select dispatcher.drop_retired_objects();
 
 select dispatcher.restrict_functions(array['dispatcher_schema']);
 select dispatcher.mend_rights();
-select dispatcher.record_definitions('524df00640136876902221fae7afe06dc74b9ee470b0a54b744ca32091eb968d');
+select dispatcher.record_definitions('827704260f4e577fb4a68c5d86b84bdceb97fa2e891c32415622914f1f2f9729');
 
 notify pgrst, 'reload schema';
 commit;

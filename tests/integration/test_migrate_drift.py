@@ -197,8 +197,8 @@ TOLD = {
     "index public.agent_wakes.agent_wakes_one_live_per_agent differs": (
         "drop index agent_wakes_one_live_per_agent; create index agent_wakes_one_live_per_agent on agent_wakes (id)"
     ),
-    "index public.agent_inbox_items.agent_inbox_items_open differs": (
-        "drop index agent_inbox_items_open; create index agent_inbox_items_open on agent_inbox_items (agent_id)"
+    "index public.agent_inbox_items.agent_inbox_items_open_of differs": (
+        "drop index agent_inbox_items_open_of; create index agent_inbox_items_open_of on agent_inbox_items (agent_id)"
     ),
     "column public.workflow_runs.session_id differs": "alter table workflow_runs alter column session_id type varchar",
     "column public.agents.name differs": "alter table agents alter column name drop not null",

@@ -347,7 +347,7 @@ $$;
 COMMENT ON FUNCTION dispatcher.apply_report(p_report jsonb, p_gateway_id uuid) IS 'One report {report: started|ended, wake_id, claim_token, …} of a wake of the gateway; what raises for one is its own answer (code error).';
 
 CREATE FUNCTION dispatcher.audit_workflow_action(p_tenant_id uuid, p_actor text, p_action text, p_target text, p_before jsonb, p_after jsonb, p_allowed boolean DEFAULT true) RETURNS void
-    LANGUAGE plpgsql
+    LANGUAGE plpgsql SECURITY DEFINER
     SET search_path TO ''
     SET lock_timeout TO '100ms'
     AS $$
@@ -2745,6 +2745,15 @@ $$;
 
 COMMENT ON FUNCTION dispatcher.is_same_attempt(p_run public.workflow_runs, p_session text, p_wake_id uuid) IS 'Whether the session that asks for a run again is the one that holds it: the same name, and not from a wake before the one that holds it.';
 
+CREATE FUNCTION dispatcher.is_secret(p_column text) RETURNS boolean
+    LANGUAGE sql IMMUTABLE PARALLEL SAFE
+    SET search_path TO ''
+    AS $_$
+  select p_column ~ '(token|session_id|canary|secret|settings|claim_request|request_key|host_id|pid_started_at)$'
+$_$;
+
+COMMENT ON FUNCTION dispatcher.is_secret(p_column text) IS 'Whether a column of a table of ours is for daemons alone: what proves that somebody holds something, and what tells of the host.';
+
 CREATE FUNCTION dispatcher.is_set_aside_by_stall(p_item_id uuid, p_failed_at timestamp with time zone) RETURNS boolean
     LANGUAGE sql STABLE
     SET search_path TO ''
@@ -3005,6 +3014,27 @@ CREATE FUNCTION dispatcher.leave_waitlist(p_agent_id uuid) RETURNS void
 $$;
 
 COMMENT ON FUNCTION dispatcher.leave_waitlist(p_agent_id uuid) IS 'Takes an agent off the waitlist. The caller holds its wake state.';
+
+CREATE FUNCTION dispatcher.let_users_read(p_table text, p_rows text DEFAULT NULL::text) RETURNS void
+    LANGUAGE plpgsql
+    SET search_path TO ''
+    AS $$
+declare
+  v_columns constant text := (
+    select string_agg(quote_ident(attribute.attname), ', ' order by attribute.attnum)
+      from pg_catalog.pg_attribute as attribute
+     where attribute.attrelid = ('public.' || quote_ident(p_table))::regclass and attribute.attnum > 0
+       and not attribute.attisdropped and not dispatcher.is_secret(attribute.attname));
+begin
+  execute format('revoke all on public.%I from authenticated', p_table);
+  execute format('grant select (%s) on public.%I to authenticated', v_columns, p_table);
+  execute format('drop policy if exists tenant_reads on public.%I', p_table);
+  execute format('create policy tenant_reads on public.%I for select to authenticated using (%s)', p_table,
+                 coalesce(p_rows, 'tenant_id = public.current_tenant_id()'));
+end
+$$;
+
+COMMENT ON FUNCTION dispatcher.let_users_read(p_table text, p_rows text) IS 'Lets signed-in users read the rows of their tenant (or p_rows) of a table of ours, without the columns that are for daemons alone: they name the columns, `select *` is refused to them.';
 
 CREATE FUNCTION dispatcher.list_agents(p_sweeper dispatcher.claimant, p_agent_ids uuid[], p_oldest timestamp with time zone[], p_since timestamp with time zone) RETURNS uuid[]
     LANGUAGE plpgsql
@@ -3501,7 +3531,7 @@ COMMENT ON FUNCTION dispatcher.merge_inbox_context(p_context jsonb, p_changes js
 CREATE FUNCTION dispatcher.missing_rights() RETURNS TABLE(name text, remedy text)
     LANGUAGE sql STABLE
     SET search_path TO ''
-    AS $$
+    AS $_$
   with expected as (
     select split_part(expected.name, ' ', 1) as grantee, split_part(expected.name, ' ', 2) as kind,
            regexp_replace(expected.name, '^\S+ \S+ ', '') as object, right_.privilege
@@ -3510,27 +3540,36 @@ CREATE FUNCTION dispatcher.missing_rights() RETURNS TABLE(name text, remedy text
      where expected.kind = 'right' and (expected.base_of is null or dispatcher.owns(expected.base_of))
   ),
   granted as materialized (
-    select * from dispatcher.granted_rights() as grants where grants.column_name is null
+    select grants.*, dispatcher.object_of_right(grants.kind, grants.name, grants.column_name) as object
+      from dispatcher.granted_rights() as grants
   ),
   missing as (
-    select string_agg(expected.privilege, ', ' order by expected.privilege) as privileges,
-           expected.kind || ' ' || expected.object as object, expected.grantee
+    select string_agg(expected.privilege, ', ' order by expected.privilege) as privileges, expected.kind,
+           expected.object, expected.grantee
       from expected
      where case expected.kind when 'function' then to_regprocedure(expected.object) is not null
                               when 'schema' then to_regnamespace(expected.object) is not null
+                              when 'column' then exists (
+                                select from pg_catalog.pg_attribute as attribute
+                                 where attribute.attrelid
+                                       = to_regclass(regexp_replace(expected.object, '[.][^.]+$', ''))
+                                   and attribute.attname = substring(expected.object from '[^.]+$'))
                               else to_regclass(expected.object) is not null end
        and not exists (select from granted
-                        where granted.kind = expected.kind and granted.name = expected.object
+                        where granted.object = expected.kind || ' ' || expected.object
                           and granted.grantee = expected.grantee and granted.privilege = expected.privilege)
      group by expected.kind, expected.object, expected.grantee
     union all
-    select 'usage', 'schema public', 'service_role'
+    select 'usage', 'schema', 'public', 'service_role'
      where not pg_catalog.has_schema_privilege('service_role', 'public', 'usage')
   )
-  select privileges || ' on ' || object || ' to ' || grantee,
-         format('grant %s on %s to %s', privileges, object, grantee)
+  select privileges || ' on ' || kind || ' ' || object || ' to ' || grantee,
+         case kind when 'column' then format('grant %s (%I) on table %s to %s', privileges,
+                                             substring(object from '[^.]+$'), regexp_replace(object, '[.][^.]+$', ''),
+                                             grantee)
+                   else format('grant %s on %s %s to %s', privileges, kind, object, grantee) end
     from missing
-$$;
+$_$;
 
 COMMENT ON FUNCTION dispatcher.missing_rights() IS 'Rights of service_role and authenticated that the files give and that are gone, each with the statement that gives it back.';
 
@@ -3770,6 +3809,13 @@ CREATE FUNCTION dispatcher.object_definitions() RETURNS TABLE(kind text, name te
 $$;
 
 COMMENT ON FUNCTION dispatcher.object_definitions() IS 'What of the definitions of our objects each PostgreSQL writes in its own way: views, defaults, constraints, indexes, triggers, every policy on a table of ours, owners.';
+
+CREATE FUNCTION dispatcher.object_of_right(p_kind text, p_name text, p_column text) RETURNS text
+    LANGUAGE sql IMMUTABLE
+    SET search_path TO ''
+    AS $$ select case when p_column is null then p_kind || ' ' || p_name else 'column ' || p_name || '.' || p_column end $$;
+
+COMMENT ON FUNCTION dispatcher.object_of_right(p_kind text, p_name text, p_column text) IS 'What a right is about, as it is written down: table public.agent_wakes, column public.agent_wakes.state.';
 
 CREATE FUNCTION dispatcher.often_woken_agents(p_sweeper dispatcher.claimant, p_limit integer) RETURNS TABLE(agent_id uuid, agent_slug text, wakes integer)
     LANGUAGE sql STABLE
@@ -4117,13 +4163,12 @@ CREATE FUNCTION dispatcher.present_objects() RETURNS TABLE(kind text, name text,
     from relations
     join pg_catalog.pg_policy as policy on policy.polrelid = relations.oid
   union all
-  select 'right', grants.grantee || ' ' || grants.kind || ' ' || grants.name,
+  select 'right', grants.grantee || ' ' || dispatcher.object_of_right(grants.kind, grants.name, grants.column_name),
          string_agg(grants.privilege, ', ' order by grants.privilege)
     from dispatcher.granted_rights() as grants
    -- PostgreSQL 17 brought `maintain`: a right that no function of ours needs.
-   where grants.grantee in ('service_role', 'authenticated') and grants.column_name is null
-     and grants.privilege <> 'maintain'
-   group by grants.grantee, grants.kind, grants.name
+   where grants.grantee in ('service_role', 'authenticated') and grants.privilege <> 'maintain'
+   group by 2
 $$;
 
 COMMENT ON FUNCTION dispatcher.present_objects() IS 'Every function, table, view, type, column, constraint, index, trigger and policy of the schemas public and dispatcher, and what service_role and authenticated may do with it (right), with what of its definition reads the same in every PostgreSQL.';
@@ -5208,7 +5253,8 @@ CREATE FUNCTION dispatcher.schema_exposure() RETURNS TABLE(name text, fault text
      where grants.grantee in ('public', 'anon')
         or grants.grantee = 'authenticated' and not exists (
              select from allowed
-              where allowed.name = 'authenticated ' || grants.kind || ' ' || grants.name
+              where allowed.name = 'authenticated '
+                      || dispatcher.object_of_right(grants.kind, grants.name, grants.column_name)
                 and grants.privilege = any (string_to_array(allowed.definition, ', ')))
      group by 1, 2, 3, 4, 5, 6
   )
@@ -6717,10 +6763,11 @@ CREATE FUNCTION dispatcher.workflow_actor() RETURNS text
     AS $$
 begin
   return coalesce(nullif(current_setting('dispatcher.actor', true), ''),
-                  nullif(current_setting('request.jwt.claims', true), '')::jsonb ->> 'sub', current_user);
+                  nullif(current_setting('request.jwt.claims', true), '')::jsonb ->> 'sub',
+                  nullif(current_setting('role'), 'none'), session_user);
 exception when others then
   if dispatcher.must_abort(sqlstate) then raise; end if;
-  return current_user;
+  return session_user;
 end
 $$;
 
@@ -6982,8 +7029,10 @@ CREATE TABLE public.workflow_run_events (
 
 COMMENT ON TABLE public.workflow_run_events IS 'One row per transition of a run, written by trigger. Append-only.';
 
+COMMENT ON COLUMN public.workflow_run_events.run_id IS 'The run. No foreign key: what happened to a run stays known when the run is deleted.';
+
 CREATE FUNCTION dispatcher.write_run_events(p_events public.workflow_run_events[]) RETURNS void
-    LANGUAGE plpgsql
+    LANGUAGE plpgsql SECURITY DEFINER
     SET search_path TO ''
     SET lock_timeout TO '100ms'
     AS $$
@@ -7369,8 +7418,8 @@ CREATE FUNCTION public.dispatcher_schema() RETURNS jsonb
     SET search_path TO ''
     AS $$
   select jsonb_build_object(
-    'revision', 49,
-    'fingerprint', '827704260f4e577fb4a68c5d86b84bdceb97fa2e891c32415622914f1f2f9729',
+    'revision', 50,
+    'fingerprint', '4fce63dc3f9de59a93640bb90e59433d2bc7a921ccce8842dd525458339b6a09',
     'drift', coalesce(jsonb_agg(drift.kind || ' ' || drift.name || ' ' || drift.problem), '[]'))
   from (select * from dispatcher.schema_drift() limit 20) as drift
 $$;
@@ -9537,9 +9586,6 @@ ALTER TABLE ONLY public.workflow_respawns
     ADD CONSTRAINT workflow_respawns_wake_id_fkey FOREIGN KEY (wake_id) REFERENCES public.agent_wakes(id) ON DELETE SET NULL;
 
 ALTER TABLE ONLY public.workflow_run_events
-    ADD CONSTRAINT workflow_run_events_run_id_fkey FOREIGN KEY (run_id) REFERENCES public.workflow_runs(id) ON DELETE CASCADE;
-
-ALTER TABLE ONLY public.workflow_run_events
     ADD CONSTRAINT workflow_run_events_tenant_id_fkey FOREIGN KEY (tenant_id) REFERENCES public.tenants(id) ON DELETE CASCADE;
 
 ALTER TABLE ONLY public.workflow_runs
@@ -9712,7 +9758,90 @@ REVOKE ALL ON FUNCTION dispatcher.book_lost_claim_usage(p_tenant_id uuid, p_run_
 GRANT ALL ON FUNCTION dispatcher.book_lost_claim_usage(p_tenant_id uuid, p_run_id uuid, p_session text, p_claim_token uuid, p_usage jsonb) TO service_role;
 
 GRANT ALL ON TABLE public.workflow_runs TO service_role;
-GRANT SELECT ON TABLE public.workflow_runs TO authenticated;
+
+GRANT SELECT(id) ON TABLE public.workflow_runs TO authenticated;
+
+GRANT SELECT(tenant_id) ON TABLE public.workflow_runs TO authenticated;
+
+GRANT SELECT(workflow_type) ON TABLE public.workflow_runs TO authenticated;
+
+GRANT SELECT(status) ON TABLE public.workflow_runs TO authenticated;
+
+GRANT SELECT(priority) ON TABLE public.workflow_runs TO authenticated;
+
+GRANT SELECT(initiator) ON TABLE public.workflow_runs TO authenticated;
+
+GRANT SELECT(task_id) ON TABLE public.workflow_runs TO authenticated;
+
+GRANT SELECT(owner_agent_id) ON TABLE public.workflow_runs TO authenticated;
+
+GRANT SELECT(pinned_agent_id) ON TABLE public.workflow_runs TO authenticated;
+
+GRANT SELECT(dispatch_attempts) ON TABLE public.workflow_runs TO authenticated;
+
+GRANT SELECT(release_count) ON TABLE public.workflow_runs TO authenticated;
+
+GRANT SELECT(queued_at) ON TABLE public.workflow_runs TO authenticated;
+
+GRANT SELECT(dispatched_at) ON TABLE public.workflow_runs TO authenticated;
+
+GRANT SELECT(claimed_at) ON TABLE public.workflow_runs TO authenticated;
+
+GRANT SELECT(claimed_by) ON TABLE public.workflow_runs TO authenticated;
+
+GRANT SELECT(started_at) ON TABLE public.workflow_runs TO authenticated;
+
+GRANT SELECT(finished_at) ON TABLE public.workflow_runs TO authenticated;
+
+GRANT SELECT(deadline_at) ON TABLE public.workflow_runs TO authenticated;
+
+GRANT SELECT(last_heartbeat_at) ON TABLE public.workflow_runs TO authenticated;
+
+GRANT SELECT(next_attempt_at) ON TABLE public.workflow_runs TO authenticated;
+
+GRANT SELECT(wake_id) ON TABLE public.workflow_runs TO authenticated;
+
+GRANT SELECT(paused_from) ON TABLE public.workflow_runs TO authenticated;
+
+GRANT SELECT(paused_at) ON TABLE public.workflow_runs TO authenticated;
+
+GRANT SELECT(blocker_type) ON TABLE public.workflow_runs TO authenticated;
+
+GRANT SELECT(blocker_description) ON TABLE public.workflow_runs TO authenticated;
+
+GRANT SELECT(escalated_to) ON TABLE public.workflow_runs TO authenticated;
+
+GRANT SELECT(last_error) ON TABLE public.workflow_runs TO authenticated;
+
+GRANT SELECT(last_error_at) ON TABLE public.workflow_runs TO authenticated;
+
+GRANT SELECT(input_payload) ON TABLE public.workflow_runs TO authenticated;
+
+GRANT SELECT(output_summary) ON TABLE public.workflow_runs TO authenticated;
+
+GRANT SELECT(input_tokens) ON TABLE public.workflow_runs TO authenticated;
+
+GRANT SELECT(output_tokens) ON TABLE public.workflow_runs TO authenticated;
+
+GRANT SELECT(cached_tokens) ON TABLE public.workflow_runs TO authenticated;
+
+GRANT SELECT(model_id) ON TABLE public.workflow_runs TO authenticated;
+
+GRANT SELECT(cost_estimate) ON TABLE public.workflow_runs TO authenticated;
+
+GRANT SELECT(currency) ON TABLE public.workflow_runs TO authenticated;
+
+GRANT SELECT(reserved_usd) ON TABLE public.workflow_runs TO authenticated;
+
+GRANT SELECT(reserved_tokens) ON TABLE public.workflow_runs TO authenticated;
+
+GRANT SELECT(reported_at) ON TABLE public.workflow_runs TO authenticated;
+
+GRANT SELECT(accounted_at) ON TABLE public.workflow_runs TO authenticated;
+
+GRANT SELECT(created_at) ON TABLE public.workflow_runs TO authenticated;
+
+GRANT SELECT(updated_at) ON TABLE public.workflow_runs TO authenticated;
 
 REVOKE ALL ON FUNCTION dispatcher.book_workflow_usage(p_run public.workflow_runs, p_usage jsonb) FROM PUBLIC;
 GRANT ALL ON FUNCTION dispatcher.book_workflow_usage(p_run public.workflow_runs, p_usage jsonb) TO service_role;
@@ -9781,7 +9910,44 @@ REVOKE ALL ON FUNCTION dispatcher.contained_claim(p_claimant dispatcher.claimant
 GRANT ALL ON FUNCTION dispatcher.contained_claim(p_claimant dispatcher.claimant, p_claim jsonb, p_request uuid) TO service_role;
 
 GRANT ALL ON TABLE public.agent_wakes TO service_role;
-GRANT SELECT ON TABLE public.agent_wakes TO authenticated;
+
+GRANT SELECT(id) ON TABLE public.agent_wakes TO authenticated;
+
+GRANT SELECT(tenant_id) ON TABLE public.agent_wakes TO authenticated;
+
+GRANT SELECT(agent_id) ON TABLE public.agent_wakes TO authenticated;
+
+GRANT SELECT(gateway_id) ON TABLE public.agent_wakes TO authenticated;
+
+GRANT SELECT(instance_id) ON TABLE public.agent_wakes TO authenticated;
+
+GRANT SELECT(state) ON TABLE public.agent_wakes TO authenticated;
+
+GRANT SELECT(path) ON TABLE public.agent_wakes TO authenticated;
+
+GRANT SELECT(item_ids) ON TABLE public.agent_wakes TO authenticated;
+
+GRANT SELECT(chain_depth) ON TABLE public.agent_wakes TO authenticated;
+
+GRANT SELECT(model_override) ON TABLE public.agent_wakes TO authenticated;
+
+GRANT SELECT(thinking_override) ON TABLE public.agent_wakes TO authenticated;
+
+GRANT SELECT(pid) ON TABLE public.agent_wakes TO authenticated;
+
+GRANT SELECT(claimed_at) ON TABLE public.agent_wakes TO authenticated;
+
+GRANT SELECT(started_at) ON TABLE public.agent_wakes TO authenticated;
+
+GRANT SELECT(deadline_at) ON TABLE public.agent_wakes TO authenticated;
+
+GRANT SELECT(ended_at) ON TABLE public.agent_wakes TO authenticated;
+
+GRANT SELECT(exit_code) ON TABLE public.agent_wakes TO authenticated;
+
+GRANT SELECT(error) ON TABLE public.agent_wakes TO authenticated;
+
+GRANT SELECT(workflow_run_id) ON TABLE public.agent_wakes TO authenticated;
 
 REVOKE ALL ON FUNCTION dispatcher.dead_letters_of_wake(p_wake public.agent_wakes, p_known uuid[]) FROM PUBLIC;
 GRANT ALL ON FUNCTION dispatcher.dead_letters_of_wake(p_wake public.agent_wakes, p_known uuid[]) TO service_role;
@@ -9874,7 +10040,20 @@ REVOKE ALL ON FUNCTION dispatcher.find_inbox_agent(p_tenant_id uuid, p_agent_slu
 GRANT ALL ON FUNCTION dispatcher.find_inbox_agent(p_tenant_id uuid, p_agent_slug text) TO service_role;
 
 GRANT ALL ON TABLE public.inbox_item_origins TO service_role;
-GRANT SELECT ON TABLE public.inbox_item_origins TO authenticated;
+
+GRANT SELECT(item_id) ON TABLE public.inbox_item_origins TO authenticated;
+
+GRANT SELECT(tenant_id) ON TABLE public.inbox_item_origins TO authenticated;
+
+GRANT SELECT(wake_id) ON TABLE public.inbox_item_origins TO authenticated;
+
+GRANT SELECT(from_agent_id) ON TABLE public.inbox_item_origins TO authenticated;
+
+GRANT SELECT(chain_depth) ON TABLE public.inbox_item_origins TO authenticated;
+
+GRANT SELECT(content_key) ON TABLE public.inbox_item_origins TO authenticated;
+
+GRANT SELECT(created_at) ON TABLE public.inbox_item_origins TO authenticated;
 
 REVOKE ALL ON FUNCTION dispatcher.find_posted_item(p_tenant_id uuid, p_sender_id uuid, p_request_key text, p_content_keys text[]) FROM PUBLIC;
 GRANT ALL ON FUNCTION dispatcher.find_posted_item(p_tenant_id uuid, p_sender_id uuid, p_request_key text, p_content_keys text[]) TO service_role;
@@ -10015,7 +10194,36 @@ REVOKE ALL ON FUNCTION dispatcher.is_in_budget_scope(p_scope text, p_scope_id te
 GRANT ALL ON FUNCTION dispatcher.is_in_budget_scope(p_scope text, p_scope_id text, p_agent_id text, p_department_id text, p_workflow_type text) TO service_role;
 
 GRANT ALL ON TABLE public.dispatcher_instances TO service_role;
-GRANT SELECT ON TABLE public.dispatcher_instances TO authenticated;
+
+GRANT SELECT(id) ON TABLE public.dispatcher_instances TO authenticated;
+
+GRANT SELECT(tenant_id) ON TABLE public.dispatcher_instances TO authenticated;
+
+GRANT SELECT(gateway_id) ON TABLE public.dispatcher_instances TO authenticated;
+
+GRANT SELECT(state) ON TABLE public.dispatcher_instances TO authenticated;
+
+GRANT SELECT(hostname) ON TABLE public.dispatcher_instances TO authenticated;
+
+GRANT SELECT(pid) ON TABLE public.dispatcher_instances TO authenticated;
+
+GRANT SELECT(version) ON TABLE public.dispatcher_instances TO authenticated;
+
+GRANT SELECT(started_at) ON TABLE public.dispatcher_instances TO authenticated;
+
+GRANT SELECT(last_heartbeat_at) ON TABLE public.dispatcher_instances TO authenticated;
+
+GRANT SELECT(stopped_at) ON TABLE public.dispatcher_instances TO authenticated;
+
+GRANT SELECT(last_sweep_at) ON TABLE public.dispatcher_instances TO authenticated;
+
+GRANT SELECT(last_sweep) ON TABLE public.dispatcher_instances TO authenticated;
+
+GRANT SELECT(last_tick) ON TABLE public.dispatcher_instances TO authenticated;
+
+GRANT SELECT(realtime) ON TABLE public.dispatcher_instances TO authenticated;
+
+GRANT SELECT(health) ON TABLE public.dispatcher_instances TO authenticated;
 
 REVOKE ALL ON FUNCTION dispatcher.is_instance_silent(p_instance public.dispatcher_instances) FROM PUBLIC;
 GRANT ALL ON FUNCTION dispatcher.is_instance_silent(p_instance public.dispatcher_instances) TO service_role;
@@ -10033,6 +10241,9 @@ GRANT ALL ON FUNCTION dispatcher.is_quiet() TO service_role;
 
 REVOKE ALL ON FUNCTION dispatcher.is_same_attempt(p_run public.workflow_runs, p_session text, p_wake_id uuid) FROM PUBLIC;
 GRANT ALL ON FUNCTION dispatcher.is_same_attempt(p_run public.workflow_runs, p_session text, p_wake_id uuid) TO service_role;
+
+REVOKE ALL ON FUNCTION dispatcher.is_secret(p_column text) FROM PUBLIC;
+GRANT ALL ON FUNCTION dispatcher.is_secret(p_column text) TO service_role;
 
 REVOKE ALL ON FUNCTION dispatcher.is_set_aside_by_stall(p_item_id uuid, p_failed_at timestamp with time zone) FROM PUBLIC;
 GRANT ALL ON FUNCTION dispatcher.is_set_aside_by_stall(p_item_id uuid, p_failed_at timestamp with time zone) TO service_role;
@@ -10085,6 +10296,9 @@ GRANT ALL ON FUNCTION dispatcher.lease_one_inbox_item(p_item_id uuid, p_lease_se
 REVOKE ALL ON FUNCTION dispatcher.leave_waitlist(p_agent_id uuid) FROM PUBLIC;
 GRANT ALL ON FUNCTION dispatcher.leave_waitlist(p_agent_id uuid) TO service_role;
 
+REVOKE ALL ON FUNCTION dispatcher.let_users_read(p_table text, p_rows text) FROM PUBLIC;
+GRANT ALL ON FUNCTION dispatcher.let_users_read(p_table text, p_rows text) TO service_role;
+
 REVOKE ALL ON FUNCTION dispatcher.list_agents(p_sweeper dispatcher.claimant, p_agent_ids uuid[], p_oldest timestamp with time zone[], p_since timestamp with time zone) FROM PUBLIC;
 GRANT ALL ON FUNCTION dispatcher.list_agents(p_sweeper dispatcher.claimant, p_agent_ids uuid[], p_oldest timestamp with time zone[], p_since timestamp with time zone) TO service_role;
 
@@ -10092,7 +10306,34 @@ REVOKE ALL ON FUNCTION dispatcher.live_wakes_of_gateway(p_gateway_id uuid) FROM 
 GRANT ALL ON FUNCTION dispatcher.live_wakes_of_gateway(p_gateway_id uuid) TO service_role;
 
 GRANT ALL ON TABLE public.agent_wake_state TO service_role;
-GRANT SELECT ON TABLE public.agent_wake_state TO authenticated;
+
+GRANT SELECT(agent_id) ON TABLE public.agent_wake_state TO authenticated;
+
+GRANT SELECT(tenant_id) ON TABLE public.agent_wake_state TO authenticated;
+
+GRANT SELECT(consecutive_failures) ON TABLE public.agent_wake_state TO authenticated;
+
+GRANT SELECT(stalled_at) ON TABLE public.agent_wake_state TO authenticated;
+
+GRANT SELECT(last_wake_id) ON TABLE public.agent_wake_state TO authenticated;
+
+GRANT SELECT(last_claimed_at) ON TABLE public.agent_wake_state TO authenticated;
+
+GRANT SELECT(last_ended_at) ON TABLE public.agent_wake_state TO authenticated;
+
+GRANT SELECT(last_end_state) ON TABLE public.agent_wake_state TO authenticated;
+
+GRANT SELECT(waitlisted_at) ON TABLE public.agent_wake_state TO authenticated;
+
+GRANT SELECT(waitlist_path) ON TABLE public.agent_wake_state TO authenticated;
+
+GRANT SELECT(waiting_since) ON TABLE public.agent_wake_state TO authenticated;
+
+GRANT SELECT(chain_notified_at) ON TABLE public.agent_wake_state TO authenticated;
+
+GRANT SELECT(often_notified_at) ON TABLE public.agent_wake_state TO authenticated;
+
+GRANT SELECT(updated_at) ON TABLE public.agent_wake_state TO authenticated;
 
 REVOKE ALL ON FUNCTION dispatcher.lock_agent(p_claimant dispatcher.claimant, p_agent_id uuid, OUT slug text, OUT state public.agent_wake_state, OUT verdict text) FROM PUBLIC;
 GRANT ALL ON FUNCTION dispatcher.lock_agent(p_claimant dispatcher.claimant, p_agent_id uuid, OUT slug text, OUT state public.agent_wake_state, OUT verdict text) TO service_role;
@@ -10183,6 +10424,9 @@ GRANT ALL ON FUNCTION dispatcher.notify_operator(p_tenant_id uuid, p_type text, 
 
 REVOKE ALL ON FUNCTION dispatcher.object_definitions() FROM PUBLIC;
 GRANT ALL ON FUNCTION dispatcher.object_definitions() TO service_role;
+
+REVOKE ALL ON FUNCTION dispatcher.object_of_right(p_kind text, p_name text, p_column text) FROM PUBLIC;
+GRANT ALL ON FUNCTION dispatcher.object_of_right(p_kind text, p_name text, p_column text) TO service_role;
 
 REVOKE ALL ON FUNCTION dispatcher.often_woken_agents(p_sweeper dispatcher.claimant, p_limit integer) FROM PUBLIC;
 GRANT ALL ON FUNCTION dispatcher.often_woken_agents(p_sweeper dispatcher.claimant, p_limit integer) TO service_role;
@@ -10615,8 +10859,25 @@ GRANT ALL ON FUNCTION dispatcher.workflow_usage_values(p_usage jsonb) TO service
 REVOKE ALL ON FUNCTION dispatcher.write_respawn(p_claimant dispatcher.claimant, p_run public.workflow_runs, p_agent_id uuid, p_request uuid) FROM PUBLIC;
 GRANT ALL ON FUNCTION dispatcher.write_respawn(p_claimant dispatcher.claimant, p_run public.workflow_runs, p_agent_id uuid, p_request uuid) TO service_role;
 
-GRANT SELECT,INSERT,REFERENCES,TRIGGER,MAINTAIN ON TABLE public.workflow_run_events TO service_role;
-GRANT SELECT ON TABLE public.workflow_run_events TO authenticated;
+GRANT SELECT,REFERENCES,TRIGGER,MAINTAIN ON TABLE public.workflow_run_events TO service_role;
+
+GRANT SELECT(id) ON TABLE public.workflow_run_events TO authenticated;
+
+GRANT SELECT(tenant_id) ON TABLE public.workflow_run_events TO authenticated;
+
+GRANT SELECT(run_id) ON TABLE public.workflow_run_events TO authenticated;
+
+GRANT SELECT(from_status) ON TABLE public.workflow_run_events TO authenticated;
+
+GRANT SELECT(to_status) ON TABLE public.workflow_run_events TO authenticated;
+
+GRANT SELECT(attempt) ON TABLE public.workflow_run_events TO authenticated;
+
+GRANT SELECT(actor) ON TABLE public.workflow_run_events TO authenticated;
+
+GRANT SELECT(reason) ON TABLE public.workflow_run_events TO authenticated;
+
+GRANT SELECT(at) ON TABLE public.workflow_run_events TO authenticated;
 
 REVOKE ALL ON FUNCTION dispatcher.write_run_events(p_events public.workflow_run_events[]) FROM PUBLIC;
 GRANT ALL ON FUNCTION dispatcher.write_run_events(p_events public.workflow_run_events[]) TO service_role;
@@ -10813,26 +11074,109 @@ GRANT ALL ON TABLE public.workflow_claims TO service_role;
 GRANT SELECT ON TABLE dispatcher.taken_wakes TO service_role;
 
 GRANT ALL ON TABLE public.agent_profiles TO service_role;
-GRANT SELECT ON TABLE public.agent_profiles TO authenticated;
+
+GRANT SELECT(tenant_id) ON TABLE public.agent_profiles TO authenticated;
+
+GRANT SELECT(agent_id) ON TABLE public.agent_profiles TO authenticated;
+
+GRANT SELECT(department_id) ON TABLE public.agent_profiles TO authenticated;
+
+GRANT SELECT(display_name) ON TABLE public.agent_profiles TO authenticated;
+
+GRANT SELECT(role) ON TABLE public.agent_profiles TO authenticated;
+
+GRANT SELECT(capabilities) ON TABLE public.agent_profiles TO authenticated;
+
+GRANT SELECT(created_at) ON TABLE public.agent_profiles TO authenticated;
+
+GRANT SELECT(updated_at) ON TABLE public.agent_profiles TO authenticated;
 
 GRANT ALL ON TABLE public.agent_resumptions TO service_role;
 
-GRANT SELECT,INSERT,REFERENCES,TRIGGER,MAINTAIN ON TABLE public.workflow_audit_log TO service_role;
-GRANT SELECT ON TABLE public.workflow_audit_log TO authenticated;
+GRANT SELECT,REFERENCES,TRIGGER,MAINTAIN ON TABLE public.workflow_audit_log TO service_role;
 
-GRANT ALL ON TABLE public.audit_log TO service_role;
+GRANT SELECT(id) ON TABLE public.workflow_audit_log TO authenticated;
+
+GRANT SELECT(tenant_id) ON TABLE public.workflow_audit_log TO authenticated;
+
+GRANT SELECT(actor) ON TABLE public.workflow_audit_log TO authenticated;
+
+GRANT SELECT(action) ON TABLE public.workflow_audit_log TO authenticated;
+
+GRANT SELECT(class) ON TABLE public.workflow_audit_log TO authenticated;
+
+GRANT SELECT(severity) ON TABLE public.workflow_audit_log TO authenticated;
+
+GRANT SELECT(target) ON TABLE public.workflow_audit_log TO authenticated;
+
+GRANT SELECT(before) ON TABLE public.workflow_audit_log TO authenticated;
+
+GRANT SELECT(after) ON TABLE public.workflow_audit_log TO authenticated;
+
+GRANT SELECT(allowed) ON TABLE public.workflow_audit_log TO authenticated;
+
+GRANT SELECT(at) ON TABLE public.workflow_audit_log TO authenticated;
+
+GRANT SELECT ON TABLE public.audit_log TO service_role;
 GRANT SELECT ON TABLE public.audit_log TO authenticated;
 
 GRANT ALL ON TABLE public.budget_events TO service_role;
-GRANT SELECT ON TABLE public.budget_events TO authenticated;
+
+GRANT SELECT(id) ON TABLE public.budget_events TO authenticated;
+
+GRANT SELECT(tenant_id) ON TABLE public.budget_events TO authenticated;
+
+GRANT SELECT(budget_id) ON TABLE public.budget_events TO authenticated;
+
+GRANT SELECT(period_key) ON TABLE public.budget_events TO authenticated;
+
+GRANT SELECT(event_kind) ON TABLE public.budget_events TO authenticated;
+
+GRANT SELECT(detail) ON TABLE public.budget_events TO authenticated;
+
+GRANT SELECT(created_at) ON TABLE public.budget_events TO authenticated;
 
 GRANT ALL ON SEQUENCE public.budget_events_id_seq TO service_role;
 
 GRANT ALL ON TABLE public.budgets TO service_role;
-GRANT SELECT ON TABLE public.budgets TO authenticated;
+
+GRANT SELECT(id) ON TABLE public.budgets TO authenticated;
+
+GRANT SELECT(tenant_id) ON TABLE public.budgets TO authenticated;
+
+GRANT SELECT(name) ON TABLE public.budgets TO authenticated;
+
+GRANT SELECT(scope) ON TABLE public.budgets TO authenticated;
+
+GRANT SELECT(scope_id) ON TABLE public.budgets TO authenticated;
+
+GRANT SELECT(period) ON TABLE public.budgets TO authenticated;
+
+GRANT SELECT(timezone) ON TABLE public.budgets TO authenticated;
+
+GRANT SELECT(cap_usd) ON TABLE public.budgets TO authenticated;
+
+GRANT SELECT(cap_tokens) ON TABLE public.budgets TO authenticated;
+
+GRANT SELECT(action_on_exceed) ON TABLE public.budgets TO authenticated;
+
+GRANT SELECT(active) ON TABLE public.budgets TO authenticated;
+
+GRANT SELECT(fail_closed) ON TABLE public.budgets TO authenticated;
+
+GRANT SELECT(created_at) ON TABLE public.budgets TO authenticated;
+
+GRANT SELECT(updated_at) ON TABLE public.budgets TO authenticated;
 
 GRANT ALL ON TABLE public.departments TO service_role;
-GRANT SELECT ON TABLE public.departments TO authenticated;
+
+GRANT SELECT(tenant_id) ON TABLE public.departments TO authenticated;
+
+GRANT SELECT(id) ON TABLE public.departments TO authenticated;
+
+GRANT SELECT(name) ON TABLE public.departments TO authenticated;
+
+GRANT SELECT(created_at) ON TABLE public.departments TO authenticated;
 
 GRANT ALL ON TABLE public.dispatcher_faults TO service_role;
 
@@ -10857,10 +11201,52 @@ GRANT ALL ON TABLE public.tenants TO service_role;
 GRANT SELECT ON TABLE public.tenants TO authenticated;
 
 GRANT ALL ON TABLE public.workflow_agent_routing TO service_role;
-GRANT SELECT ON TABLE public.workflow_agent_routing TO authenticated;
+
+GRANT SELECT(tenant_id) ON TABLE public.workflow_agent_routing TO authenticated;
+
+GRANT SELECT(workflow_type) ON TABLE public.workflow_agent_routing TO authenticated;
+
+GRANT SELECT(agent_id) ON TABLE public.workflow_agent_routing TO authenticated;
+
+GRANT SELECT(priority) ON TABLE public.workflow_agent_routing TO authenticated;
+
+GRANT SELECT(max_concurrent) ON TABLE public.workflow_agent_routing TO authenticated;
+
+GRANT SELECT(timeout_minutes) ON TABLE public.workflow_agent_routing TO authenticated;
+
+GRANT SELECT(created_at) ON TABLE public.workflow_agent_routing TO authenticated;
 
 GRANT ALL ON TABLE public.workflow_approvals TO service_role;
-GRANT SELECT ON TABLE public.workflow_approvals TO authenticated;
+
+GRANT SELECT(id) ON TABLE public.workflow_approvals TO authenticated;
+
+GRANT SELECT(tenant_id) ON TABLE public.workflow_approvals TO authenticated;
+
+GRANT SELECT(run_id) ON TABLE public.workflow_approvals TO authenticated;
+
+GRANT SELECT(step_name) ON TABLE public.workflow_approvals TO authenticated;
+
+GRANT SELECT(approver_id) ON TABLE public.workflow_approvals TO authenticated;
+
+GRANT SELECT(status) ON TABLE public.workflow_approvals TO authenticated;
+
+GRANT SELECT(note) ON TABLE public.workflow_approvals TO authenticated;
+
+GRANT SELECT(requested_by) ON TABLE public.workflow_approvals TO authenticated;
+
+GRANT SELECT(decided_by) ON TABLE public.workflow_approvals TO authenticated;
+
+GRANT SELECT(decided_at) ON TABLE public.workflow_approvals TO authenticated;
+
+GRANT SELECT(due_at) ON TABLE public.workflow_approvals TO authenticated;
+
+GRANT SELECT(expires_at) ON TABLE public.workflow_approvals TO authenticated;
+
+GRANT SELECT(escalated_to) ON TABLE public.workflow_approvals TO authenticated;
+
+GRANT SELECT(created_at) ON TABLE public.workflow_approvals TO authenticated;
+
+GRANT SELECT(updated_at) ON TABLE public.workflow_approvals TO authenticated;
 
 GRANT ALL ON SEQUENCE public.workflow_audit_log_id_seq TO service_role;
 
@@ -10869,7 +11255,14 @@ GRANT ALL ON TABLE public.workflow_respawns TO service_role;
 GRANT ALL ON SEQUENCE public.workflow_run_events_id_seq TO service_role;
 
 GRANT ALL ON TABLE public.workflow_run_transitions TO service_role;
-GRANT SELECT ON TABLE public.workflow_run_transitions TO authenticated;
+
+GRANT SELECT(from_status) ON TABLE public.workflow_run_transitions TO authenticated;
+
+GRANT SELECT(to_status) ON TABLE public.workflow_run_transitions TO authenticated;
+
+GRANT SELECT(meaning) ON TABLE public.workflow_run_transitions TO authenticated;
+
+GRANT SELECT(needs_override) ON TABLE public.workflow_run_transitions TO authenticated;
 
 GRANT ALL ON TABLE public.workspace TO service_role;
 GRANT SELECT ON TABLE public.workspace TO authenticated;

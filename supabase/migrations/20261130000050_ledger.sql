@@ -157,6 +157,36 @@ comment on function dispatcher.publish_table(text) is
   'Adds a table to the publication of Realtime''s postgres_changes. Without the right to do so it warns: broadcasts '
   'need no publication.';
 
+create or replace function dispatcher.is_secret(p_column text) returns boolean
+language sql immutable parallel safe set search_path = ''
+as $$
+  select p_column ~ '(token|session_id|canary|secret|settings|claim_request|request_key|host_id|pid_started_at)$'
+$$;
+comment on function dispatcher.is_secret(text) is
+  'Whether a column of a table of ours is for daemons alone: what proves that somebody holds something, and what tells '
+  'of the host.';
+
+create or replace function dispatcher.let_users_read(p_table text, p_rows text default null) returns void
+language plpgsql volatile set search_path = ''
+as $$
+declare
+  v_columns constant text := (
+    select string_agg(quote_ident(attribute.attname), ', ' order by attribute.attnum)
+      from pg_catalog.pg_attribute as attribute
+     where attribute.attrelid = ('public.' || quote_ident(p_table))::regclass and attribute.attnum > 0
+       and not attribute.attisdropped and not dispatcher.is_secret(attribute.attname));
+begin
+  execute format('revoke all on public.%I from authenticated', p_table);
+  execute format('grant select (%s) on public.%I to authenticated', v_columns, p_table);
+  execute format('drop policy if exists tenant_reads on public.%I', p_table);
+  execute format('create policy tenant_reads on public.%I for select to authenticated using (%s)', p_table,
+                 coalesce(p_rows, 'tenant_id = public.current_tenant_id()'));
+end
+$$;
+comment on function dispatcher.let_users_read(text, text) is
+  'Lets signed-in users read the rows of their tenant (or p_rows) of a table of ours, without the columns that are for '
+  'daemons alone: they name the columns, `select *` is refused to them.';
+
 select dispatcher.restrict_functions();
 
 notify pgrst, 'reload schema';

@@ -238,10 +238,7 @@ begin
     if v_table not in ('inbox_item_leases', 'inbox_item_marks', 'agent_resumptions', 'dispatcher_gateways',
         'dispatcher_settings',
                        'dispatcher_faults') then
-      execute format('grant select on public.%I to authenticated', v_table);
-      execute format('drop policy if exists tenant_reads on public.%I', v_table);
-      execute format('create policy tenant_reads on public.%I for select to authenticated using (tenant_id = '
-                     'public.current_tenant_id())', v_table);
+      perform dispatcher.let_users_read(v_table);
     end if;
   end loop;
 end

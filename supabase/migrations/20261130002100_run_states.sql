@@ -134,17 +134,18 @@ language plpgsql stable set search_path = ''
 as $$
 begin
   return coalesce(nullif(current_setting('dispatcher.actor', true), ''),
-                  nullif(current_setting('request.jwt.claims', true), '')::jsonb ->> 'sub', current_user);
+                  nullif(current_setting('request.jwt.claims', true), '')::jsonb ->> 'sub',
+                  nullif(current_setting('role'), 'none'), session_user);
 exception when others then
   if dispatcher.must_abort(sqlstate) then raise; end if;
-  return current_user;
+  return session_user;
 end
 $$;
 comment on function dispatcher.workflow_actor() is
   'Who acts in this transaction: what note_workflow_actor said, else the subject of the token, else the role.';
 
 create or replace function dispatcher.write_run_events(p_events public.workflow_run_events[]) returns void
-language plpgsql volatile set search_path = '' set lock_timeout = '100ms'
+language plpgsql volatile security definer set search_path = '' set lock_timeout = '100ms'
 as $$
 begin
   insert into public.workflow_run_events (tenant_id, run_id, from_status, to_status, attempt, actor, reason)

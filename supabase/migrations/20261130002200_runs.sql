@@ -592,7 +592,7 @@ create or replace function dispatcher.audit_workflow_action(
   p_tenant_id uuid, p_actor text, p_action text, p_target text, p_before jsonb, p_after jsonb,
       p_allowed boolean default true
 ) returns void
-language plpgsql volatile set search_path = '' set lock_timeout = '100ms'
+language plpgsql volatile security definer set search_path = '' set lock_timeout = '100ms'
 as $$
 begin
   insert into public.workflow_audit_log (tenant_id, actor, action, class, severity, target, before, after, allowed)

@@ -46,6 +46,12 @@ comment on function dispatcher.granted_rights() is
   'What public, anon, authenticated and service_role may do with what stands in schemas public and dispatcher, and '
   'with the latter itself. by_owner: its owner can take the right back.';
 
+create or replace function dispatcher.object_of_right(p_kind text, p_name text, p_column text) returns text
+language sql immutable set search_path = ''
+as $$ select case when p_column is null then p_kind || ' ' || p_name else 'column ' || p_name || '.' || p_column end $$;
+comment on function dispatcher.object_of_right(text, text, text) is
+  'What a right is about, as it is written down: table public.agent_wakes, column public.agent_wakes.state.';
+
 create or replace function dispatcher.present_objects() returns table (kind text, name text, definition text)
 language sql stable set search_path = ''
 as $$
@@ -90,13 +96,12 @@ as $$
     from relations
     join pg_catalog.pg_policy as policy on policy.polrelid = relations.oid
   union all
-  select 'right', grants.grantee || ' ' || grants.kind || ' ' || grants.name,
+  select 'right', grants.grantee || ' ' || dispatcher.object_of_right(grants.kind, grants.name, grants.column_name),
          string_agg(grants.privilege, ', ' order by grants.privilege)
     from dispatcher.granted_rights() as grants
    -- PostgreSQL 17 brought `maintain`: a right that no function of ours needs.
-   where grants.grantee in ('service_role', 'authenticated') and grants.column_name is null
-     and grants.privilege <> 'maintain'
-   group by grants.grantee, grants.kind, grants.name
+   where grants.grantee in ('service_role', 'authenticated') and grants.privilege <> 'maintain'
+   group by 2
 $$;
 comment on function dispatcher.present_objects() is
   'Every function, table, view, type, column, constraint, index, trigger and policy of the schemas public and '
@@ -114,25 +119,34 @@ as $$
      where expected.kind = 'right' and (expected.base_of is null or dispatcher.owns(expected.base_of))
   ),
   granted as materialized (
-    select * from dispatcher.granted_rights() as grants where grants.column_name is null
+    select grants.*, dispatcher.object_of_right(grants.kind, grants.name, grants.column_name) as object
+      from dispatcher.granted_rights() as grants
   ),
   missing as (
-    select string_agg(expected.privilege, ', ' order by expected.privilege) as privileges,
-           expected.kind || ' ' || expected.object as object, expected.grantee
+    select string_agg(expected.privilege, ', ' order by expected.privilege) as privileges, expected.kind,
+           expected.object, expected.grantee
       from expected
      where case expected.kind when 'function' then to_regprocedure(expected.object) is not null
                               when 'schema' then to_regnamespace(expected.object) is not null
+                              when 'column' then exists (
+                                select from pg_catalog.pg_attribute as attribute
+                                 where attribute.attrelid
+                                       = to_regclass(regexp_replace(expected.object, '[.][^.]+$', ''))
+                                   and attribute.attname = substring(expected.object from '[^.]+$'))
                               else to_regclass(expected.object) is not null end
        and not exists (select from granted
-                        where granted.kind = expected.kind and granted.name = expected.object
+                        where granted.object = expected.kind || ' ' || expected.object
                           and granted.grantee = expected.grantee and granted.privilege = expected.privilege)
      group by expected.kind, expected.object, expected.grantee
     union all
-    select 'usage', 'schema public', 'service_role'
+    select 'usage', 'schema', 'public', 'service_role'
      where not pg_catalog.has_schema_privilege('service_role', 'public', 'usage')
   )
-  select privileges || ' on ' || object || ' to ' || grantee,
-         format('grant %s on %s to %s', privileges, object, grantee)
+  select privileges || ' on ' || kind || ' ' || object || ' to ' || grantee,
+         case kind when 'column' then format('grant %s (%I) on table %s to %s', privileges,
+                                             substring(object from '[^.]+$'), regexp_replace(object, '[.][^.]+$', ''),
+                                             grantee)
+                   else format('grant %s on %s %s to %s', privileges, kind, object, grantee) end
     from missing
 $$;
 comment on function dispatcher.missing_rights() is
@@ -425,7 +439,8 @@ as $$
      where grants.grantee in ('public', 'anon')
         or grants.grantee = 'authenticated' and not exists (
              select from allowed
-              where allowed.name = 'authenticated ' || grants.kind || ' ' || grants.name
+              where allowed.name = 'authenticated '
+                      || dispatcher.object_of_right(grants.kind, grants.name, grants.column_name)
                 and grants.privilege = any (string_to_array(allowed.definition, ', ')))
      group by 1, 2, 3, 4, 5, 6
   )

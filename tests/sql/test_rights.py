@@ -39,6 +39,8 @@ DEFINERS: Final = {
     "hint_workflow_insert": "the same, as the trigger",
     "hint_workflow_update": "the same, as the trigger",
     "hint_workflow_rules": "whoever changes a route or a budget may not send broadcasts",
+    "write_run_events": "nobody else may write events of runs",
+    "audit_workflow_action": "nobody else may write into the audit log",
     "broadcast_budget_event": "whoever reports a cost may not send broadcasts",
     "sessions_of": "what a session does, and since when, not every role may see",
 }
@@ -500,6 +502,41 @@ def test_nobody_listens_to_a_private_topic_of_ours_but_the_service_role(filled: 
     for policy in policies:
         assert (policy["roles"], policy["cmd"]) == (["authenticated"], "SELECT")
         assert "current_tenant_id" in policy["qual"]
+
+
+SECRET: Final = """
+    select attrelid::regclass::text || '.' || attname as column from pg_attribute
+     where attrelid = any (%s::regclass[]) and attnum > 0 and not attisdropped
+       and attname ~ '(token|session_id|canary|secret|settings|request|request_key|host_id)$'
+       and has_column_privilege('authenticated', attrelid, attnum, 'select')"""
+
+
+def test_s14_no_user_reads_what_is_for_daemons_alone(project: Project) -> None:
+    """Tokens, keys of requests, and what tells of the host."""
+    yourhqs = {row["name"] for row in project.database.rows("select name from dispatcher.owned_objects")}
+    ours = {f"public.{one.name}" for one in project.tables if one.schema == "public"} - yourhqs
+    assert [row["column"] for row in project.database.rows(SECRET, [list(ours)])] == []
+
+
+def test_s14_a_user_reads_the_other_columns(filled: Project) -> None:
+    user = as_user_of(filled, TENANT)
+    assert user.execute("select state, error from public.agent_wakes").fetchall()
+    for column in ("claim_token", "host_id", "*"):
+        with pytest.raises(psycopg.errors.InsufficientPrivilege):
+            user.execute(f"select {column} from public.agent_wakes".encode())
+
+
+def test_s18_nobody_forges_an_event_or_a_line_of_the_audit_log(filled: Project) -> None:
+    service = filled.database.connect("service_role")
+    logs = [one for one in filled.relations if one.name in ("workflow_run_events", "workflow_audit_log", "audit_log")]
+    assert len(logs) >= 2
+    done = [
+        f"{statement} {one.name}"
+        for one in logs
+        for statement, text in statements(one).items()
+        if not (one.kind == "v" and statement == "truncate") and not is_refused(service, text)
+    ]
+    assert done == []
 
 
 @pytest.mark.parametrize(

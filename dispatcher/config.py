@@ -33,6 +33,7 @@ MAX_AUTHORITIES_BYTES: Final = 8 * 1024 * 1024
 
 _DECIMAL = re.compile(r"[+-]?\d+(\.\d+)?\Z", re.ASCII)
 _WHOLE = re.compile(r"[+-]?\d+\Z", re.ASCII)
+_KEY_LIKE = re.compile(r"eyJ[\w-]{8}|sb_secret_")
 _NAME = re.compile(r"[A-Za-z_][A-Za-z0-9_]*\Z", re.ASCII)
 _BOOLEANS: Final = {
     "true": True, "1": True, "yes": True, "on": True,
@@ -119,6 +120,8 @@ def _environment_names(names: tuple[str, ...]) -> tuple[str, ...]:
 def _one_line(value: str) -> str:
     if not value.isprintable():
         raise ValueError("has control characters")
+    if _KEY_LIKE.search(value):
+        raise ValueError("this is a key, which nothing should show")
     return value
 
 
@@ -518,7 +521,7 @@ def _shown(value: str) -> str:
     """A value fit for one line; a URL with a user or a query may carry a secret."""
     if "://" in value and ("@" in value or "?" in value):
         return "(hidden)"
-    if re.search(r"eyJ[\w-]{8}|sb_secret_", value):
+    if _KEY_LIKE.search(value):
         return "(hidden)"
     cut = value if len(value) <= MAX_SHOWN_VALUE else value[:MAX_SHOWN_VALUE] + "…"
     return _printable(cut)

@@ -165,6 +165,15 @@ def test_a_wrong_key_is_a_fault_that_says_which_it_is_and_never_shows_it(load, k
     assert fault.startswith("SUPABASE_SERVICE_ROLE_KEY=(hidden)")
 
 
+@pytest.mark.parametrize("name", ["GATEWAY_ID", "OPENCLAW_BIN", "METRICS_HOST"])
+@pytest.mark.parametrize("key", [KEY, "sb_secret_abcdefgh1234"])
+def test_a_key_in_the_place_of_a_name_is_a_fault_that_does_not_show_it(load, name: str, key: str) -> None:
+    """What is shown in errors and by `check` must not be a key that was pasted into the wrong line."""
+    [fault] = faults_of(load, **{**GOOD, name: key})
+    assert fault.startswith(f"{name}=(hidden): this is a key")
+    assert key not in fault
+
+
 def test_the_key_is_not_in_what_settings_print(load) -> None:
     settings = load(**GOOD)
     assert KEY not in repr(settings)

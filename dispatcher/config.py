@@ -363,14 +363,15 @@ class Settings(BaseSettings):
     stale_dispatch_seconds: Whole = _whole(300, 1, 86_400, "time a dispatched run may stay unclaimed", unit="s")
     max_dispatch_retries: Whole = _whole(3, 0, 100, "further dispatches of an unclaimed run before it fails")
     stale_claim_seconds: Whole = _whole(600, 1, 86_400, "silence after which a claimed run is released", unit="s")
-    workflow_cost_estimate_usd: Seconds | None = _setting(
-        None,
+    workflow_cost_estimate_usd: Seconds = _setting(
+        0.10,
         unit="USD",
         allowed="0 to 100000",
-        meaning="cost reserved for a run whose type has no reported runs yet",
+        meaning="cost of a run whose type has no report yet, and at least that of one that ends without a report",
         ge=0,
         le=100_000,
     )
+    workflow_token_estimate: Whole = _whole(20_000, 0, 1_000_000_000, "the same in tokens")
 
     @classmethod
     def settings_customise_sources(

@@ -1,5 +1,5 @@
 #!/usr/bin/env python3
-"""What an agent does with workflow runs: poll, claim, heartbeat, complete, fail, release; and stats.
+"""What an agent does with workflow runs: poll, claim, heartbeat, complete, fail, release, usage; and stats.
 
     agent_workflow_client.py poll [--limit 3] [--agent A | --all]
     agent_workflow_client.py claim RUN --session S [--agent A]   (says with which --claim to go on)
@@ -7,7 +7,12 @@
     agent_workflow_client.py complete RUN --session S [--output JSON] [--cost-usd N --input-tokens N --output-tokens N]
     agent_workflow_client.py fail RUN --session S --error TEXT
     agent_workflow_client.py release RUN --session S
+    agent_workflow_client.py usage RUN --session S [--cost-usd N --input-tokens N --output-tokens N]   (also later)
     agent_workflow_client.py stats
+
+Cost and tokens are what the run has used so far, in all: a later figure replaces an earlier one, and the answer says
+what that booked. `usage` corrects them at any time, also when the run is over or the claim is lost. A run that is
+paused keeps its `complete` or `fail`: it ends that way when it goes on.
 
 One session name may serve several attempts. --claim, as `claim` prints it, says for which of them a command is;
 a command for one that is over changes nothing (exit 3). Without it a command is for the claim of its own wake, or for
@@ -93,7 +98,8 @@ class DatabaseService:
     def act(self, verb: str, run_id: str, facts: Document) -> Document:
         """One of claim, heartbeat, complete, fail, release, with what is said about it."""
         arguments = {f"p_{name}": value for name, value in facts.items() if value is not None}
-        return self._call(f"{verb}_workflow_run", p_run_id=run_id, **arguments)
+        function = "report_workflow_usage" if verb == "usage" else f"{verb}_workflow_run"
+        return self._call(function, p_run_id=run_id, **arguments)
 
     def _call(self, function: str, **arguments: Any) -> Document:
         answer: Document = self._client.call(function, {"p_tenant_id": self._tenant, **arguments})
@@ -118,7 +124,7 @@ class HttpService:
         return self._repeated("GET", "/workflow-runs/dispatcher/stats", None)
 
     def act(self, verb: str, run_id: str, facts: Document) -> Document:
-        """One of claim, heartbeat, complete, fail, release, with what is said about it."""
+        """One of claim, heartbeat, complete, fail, release, usage, with what is said about it."""
         body = {name: value for name, value in facts.items() if value is not None}
         return self._repeated("POST", f"/workflow-runs/{quote(run_id)}/{verb}", body)
 
@@ -219,6 +225,12 @@ class Client:
     def release(self) -> int:
         return self._act("release", end_text)
 
+    def usage(self) -> int:
+        said = usage_of(self._arguments)
+        if not any(name in (said or {}) for name in ("cost_usd", "input_tokens", "output_tokens")):
+            raise UsageError("say what it has used: --cost-usd, --input-tokens or --output-tokens")
+        return self._act("usage", usage_text, usage=said)
+
     def _of_another_agent(self, answer: Document) -> str | None:
         """Why a claim was refused, where the run is for another agent than we are."""
         owner = (answer.get("run") or {}).get("owner_agent_id")
@@ -257,7 +269,7 @@ class Client:
 
     def _end(self, answer: Document, text: Callable[[Document], str], refusal: str | None = None) -> int:
         shown = {name: value for name, value in answer.items() if name != "claim_token"}
-        if answer.get("applied"):
+        if answer.get("applied") or (self._arguments.command == "usage" and answer.get("usage_booked")):
             return self._say({**shown, "repeated": answer.get("code") == "already"}, text(answer))
         code = str(answer.get("code") or "not_yours")
         words = refusal or REFUSALS.get(code, f"refused: {code}")
@@ -342,8 +354,18 @@ def heartbeat_text(answer: Document) -> str:
 
 def end_text(answer: Document) -> str:
     """How it stands after the command."""
+    if answer.get("code") == "kept":
+        return f"Run {answer['run_id']} is {answer['status']}: its end is kept, and applied when it goes on."
     again = " (already)" if answer.get("code") == "already" else ""
-    return f"Run {answer['run_id']} is {answer['status']}{again}."
+    ignored = " Another cost is booked for it: correct that with `usage`." if answer.get("usage_ignored") else ""
+    return f"Run {answer['run_id']} is {answer['status']}{again}.{ignored}"
+
+
+def usage_text(answer: Document) -> str:
+    """What the report added to the books, or took from them."""
+    booked = answer.get("booked") or {}
+    cost, tokens = float(booked.get("cost_usd") or 0), int(booked.get("tokens") or 0)
+    return f"Run {answer['run_id']}: booked {cost:+.6g} USD and {tokens:+d} tokens."
 
 
 def stats_text(answer: Document) -> str:
@@ -443,6 +465,7 @@ def parser() -> argparse.ArgumentParser:
     fail = commands.add_parser("fail", parents=[usage], help="it cannot be done")
     fail.add_argument("--error", required=True, type=hq_command.some_text, help="why")
     commands.add_parser("release", parents=[held], help="give it back to the queue")
+    commands.add_parser("usage", parents=[usage], help="what it has used in all; also when it is over")
     commands.add_parser("stats", parents=[shared], help="the queue as a whole")
     return main_parser
 

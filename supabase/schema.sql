@@ -26,12 +26,15 @@ CREATE TABLE public.dispatcher_settings (
     stale_dispatch_seconds double precision DEFAULT 300 NOT NULL,
     max_dispatch_retries integer DEFAULT 3 NOT NULL,
     stale_claim_seconds double precision DEFAULT 600 NOT NULL,
-    workflow_cost_estimate_usd numeric(12,6)
+    workflow_cost_estimate_usd numeric(12,6),
+    workflow_token_estimate bigint
 );
 
 COMMENT ON TABLE public.dispatcher_settings IS 'The settings each daemon registered with, typed and within their bounds: what the gates, the sweep and the tick read.';
 
-COMMENT ON COLUMN public.dispatcher_settings.workflow_cost_estimate_usd IS 'NULL: none is set, runs are estimated from their history alone.';
+COMMENT ON COLUMN public.dispatcher_settings.workflow_cost_estimate_usd IS 'What a run costs of which nothing is known yet, and at least what counts for one that ends without a report. NULL: 0.10.';
+
+COMMENT ON COLUMN public.dispatcher_settings.workflow_token_estimate IS 'The same in tokens. NULL: 20,000.';
 
 CREATE TYPE dispatcher.claimant AS (
 	instance_id uuid,
@@ -59,7 +62,8 @@ CREATE TYPE dispatcher.evaluated_budget AS (
 	settled_tokens numeric,
 	reserved_usd numeric,
 	reserved_tokens numeric,
-	error text
+	error text,
+	revision integer
 );
 
 COMMENT ON TYPE dispatcher.evaluated_budget IS 'An active budget in its running period: what is settled in it and what active runs reserve. error: why it cannot be evaluated.';
@@ -129,7 +133,8 @@ CREATE TYPE dispatcher.waiting_group AS (
 	usd numeric,
 	tokens numeric,
 	verdict text,
-	holders uuid[]
+	holders uuid[],
+	reason text
 );
 
 COMMENT ON TYPE dispatcher.waiting_group IS 'Queued runs that are due, of one type and agent: equal before slots and budgets. is_open: it has an agent, and its route is not disabled.';
@@ -254,7 +259,8 @@ CREATE FUNCTION dispatcher.add_stopped_runs(p_budget dispatcher.evaluated_budget
            'cancelled_runs', coalesce((event.detail ->> 'cancelled_runs')::bigint, 0) + cardinality(p_run_ids))
    where event.id in (select known.id from public.budget_events as known
                        where known.budget_id = p_budget.id and known.period_key = p_budget.period_key
-                         and known.event_kind = 'hard_stopped' for update skip locked)
+                         and known.event_kind = 'hard_stopped' and known.revision = p_budget.revision
+                         for update skip locked)
 $$;
 
 COMMENT ON FUNCTION dispatcher.add_stopped_runs(p_budget dispatcher.evaluated_budget, p_run_ids uuid[]) IS 'Adds runs that a hard stop has cancelled to its event of the period: cancelled_runs counts all, cancelled_run_ids has the first 1,000.';
@@ -308,6 +314,139 @@ CREATE FUNCTION dispatcher.agents_with_work(p_sweeper dispatcher.claimant, p_aft
 $$;
 
 COMMENT ON FUNCTION dispatcher.agents_with_work(p_sweeper dispatcher.claimant, p_after uuid, p_limit integer) IS 'Agents with open items that neither wait nor run, in the order of their ids after p_after, each with its oldest item.';
+
+CREATE TABLE public.workflow_runs (
+    id uuid DEFAULT gen_random_uuid() NOT NULL,
+    tenant_id uuid DEFAULT '00000000-0000-0000-0000-000000000000'::uuid NOT NULL,
+    workflow_type text NOT NULL,
+    status text DEFAULT 'queued'::text NOT NULL,
+    priority integer DEFAULT 0 NOT NULL,
+    initiator text,
+    task_id text,
+    owner_agent_id text,
+    pinned_agent_id text,
+    dispatch_attempts integer DEFAULT 0 NOT NULL,
+    release_count integer DEFAULT 0 NOT NULL,
+    queued_at timestamp with time zone DEFAULT now() NOT NULL,
+    dispatched_at timestamp with time zone,
+    claimed_at timestamp with time zone,
+    claimed_by text,
+    started_at timestamp with time zone,
+    finished_at timestamp with time zone,
+    deadline_at timestamp with time zone,
+    last_heartbeat_at timestamp with time zone,
+    next_attempt_at timestamp with time zone,
+    claim_token uuid,
+    session_id text,
+    wake_id uuid,
+    paused_from text,
+    paused_at timestamp with time zone,
+    blocker_type text,
+    blocker_description text,
+    escalated_to text,
+    last_error text,
+    last_error_at timestamp with time zone,
+    input_payload jsonb DEFAULT '{}'::jsonb NOT NULL,
+    output_summary jsonb,
+    input_tokens bigint,
+    output_tokens bigint,
+    cached_tokens bigint,
+    model_id text,
+    cost_estimate numeric(12,6),
+    currency text DEFAULT 'USD'::text NOT NULL,
+    reserved_usd numeric(12,6),
+    reserved_tokens bigint,
+    assumed_usd numeric(12,6),
+    assumed_tokens bigint,
+    reported_at timestamp with time zone,
+    kept_status text,
+    kept_error text,
+    request_key text,
+    created_at timestamp with time zone DEFAULT now() NOT NULL,
+    updated_at timestamp with time zone DEFAULT now() NOT NULL,
+    CONSTRAINT workflow_runs_claimed_is_held CHECK (((status <> ALL (ARRAY['claimed'::text, 'running'::text])) OR ((claimed_at IS NOT NULL) AND (claim_token IS NOT NULL) AND (deadline_at IS NOT NULL)))),
+    CONSTRAINT workflow_runs_dispatch_attempts_check CHECK ((dispatch_attempts >= 0)),
+    CONSTRAINT workflow_runs_dispatched_has_time CHECK (((status <> 'dispatched'::text) OR ((dispatched_at IS NOT NULL) AND (owner_agent_id IS NOT NULL)))),
+    CONSTRAINT workflow_runs_finished_has_time CHECK (((status = ANY (ARRAY['completed'::text, 'failed'::text, 'timed_out'::text, 'cancelled'::text])) = (finished_at IS NOT NULL))),
+    CONSTRAINT workflow_runs_kept_status_check CHECK ((kept_status = ANY (ARRAY['completed'::text, 'failed'::text]))),
+    CONSTRAINT workflow_runs_next_attempt_at_check CHECK (isfinite(next_attempt_at)),
+    CONSTRAINT workflow_runs_paused_from_check CHECK ((paused_from = ANY (ARRAY['queued'::text, 'dispatched'::text, 'claimed'::text, 'running'::text]))),
+    CONSTRAINT workflow_runs_paused_knows_from CHECK (((status = ANY (ARRAY['waiting_for_approval'::text, 'blocked'::text])) = (paused_from IS NOT NULL))),
+    CONSTRAINT workflow_runs_paused_knows_since CHECK (((paused_from IS NULL) = (paused_at IS NULL))),
+    CONSTRAINT workflow_runs_pinned_agent_id_check CHECK ((pinned_agent_id <> ''::text)),
+    CONSTRAINT workflow_runs_priority_check CHECK (((priority >= '-1000000'::integer) AND (priority <= 1000000))),
+    CONSTRAINT workflow_runs_release_count_check CHECK ((release_count >= 0)),
+    CONSTRAINT workflow_runs_running_has_start CHECK (((status <> 'running'::text) OR (started_at IS NOT NULL))),
+    CONSTRAINT workflow_runs_status_known CHECK ((status = ANY (ARRAY['queued'::text, 'dispatched'::text, 'claimed'::text, 'running'::text, 'waiting_for_approval'::text, 'blocked'::text, 'completed'::text, 'failed'::text, 'timed_out'::text, 'cancelled'::text]))),
+    CONSTRAINT workflow_runs_workflow_type_check CHECK ((workflow_type <> ''::text))
+);
+
+COMMENT ON TABLE public.workflow_runs IS 'The queue of workflow runs and their whole life. Cost and tokens that are NULL were not reported; they are never taken as zero.';
+
+COMMENT ON COLUMN public.workflow_runs.task_id IS 'The task the run serves, of tasks or of another system.';
+
+COMMENT ON COLUMN public.workflow_runs.owner_agent_id IS 'Slug of the agent it was dispatched to.';
+
+COMMENT ON COLUMN public.workflow_runs.pinned_agent_id IS 'Slug of the agent it was reassigned to; wins over the route.';
+
+COMMENT ON COLUMN public.workflow_runs.deadline_at IS 'When a claimed or running run is timed out; set at the claim from the route, put off by what it is held.';
+
+COMMENT ON COLUMN public.workflow_runs.claim_token IS 'The fence of the present claim.';
+
+COMMENT ON COLUMN public.workflow_runs.wake_id IS 'The wake whose process works on it, where the daemon started one.';
+
+COMMENT ON COLUMN public.workflow_runs.paused_from IS 'Where a held run returns to; from dispatched, claimed or running it keeps its slot and its reservation.';
+
+COMMENT ON COLUMN public.workflow_runs.paused_at IS 'Since when it is held.';
+
+COMMENT ON COLUMN public.workflow_runs.cost_estimate IS 'What the agent reported it cost, in all.';
+
+COMMENT ON COLUMN public.workflow_runs.reserved_usd IS 'What was set aside for it at its dispatch. While it is open, what it has not reported of that counts in budgets.';
+
+COMMENT ON COLUMN public.workflow_runs.assumed_usd IS 'What counts for it where it ended without a report of its cost: what was reserved, at least the configured estimate.';
+
+COMMENT ON COLUMN public.workflow_runs.assumed_tokens IS 'The same in tokens.';
+
+COMMENT ON COLUMN public.workflow_runs.reported_at IS 'When cost or tokens were last reported. A cost without it is a guess of whoever queued the run.';
+
+COMMENT ON COLUMN public.workflow_runs.kept_status IS 'How its session ended it while it was held; applied when it goes on.';
+
+COMMENT ON COLUMN public.workflow_runs.kept_error IS 'The reason that came with kept_status failed.';
+
+CREATE FUNCTION dispatcher.apply_kept_end(p_run public.workflow_runs) RETURNS void
+    LANGUAGE plpgsql
+    SET search_path TO ''
+    AS $$
+begin
+  if p_run.status = 'claimed' and p_run.kept_status = 'completed' then
+    perform dispatcher.start_workflow_run(p_run);  -- as running it comes here again
+    return;
+  end if;
+  perform dispatcher.note_workflow_actor(p_run.claimed_by, 'ended while it was held');
+  perform dispatcher.end_workflow_claim(p_run, p_run.kept_status);
+  perform dispatcher.note_work_on_claim(p_run);
+  update public.workflow_runs
+     set status = p_run.kept_status, finished_at = now(), wake_id = null,
+         last_error = case p_run.kept_status when 'failed' then p_run.kept_error else last_error end,
+         last_error_at = case p_run.kept_status when 'failed' then now() else last_error_at end
+   where id = p_run.id;
+end
+$$;
+
+COMMENT ON FUNCTION dispatcher.apply_kept_end(p_run public.workflow_runs) IS 'Ends a run that went on after its session had ended it. The caller holds its row.';
+
+CREATE FUNCTION dispatcher.apply_kept_ends() RETURNS trigger
+    LANGUAGE plpgsql
+    SET search_path TO ''
+    AS $$
+begin
+  perform dispatcher.apply_kept_end(run) from new_runs as run
+   where run.kept_status is not null and run.status in ('claimed', 'running');
+  return null;
+end
+$$;
+
+COMMENT ON FUNCTION dispatcher.apply_kept_ends() IS 'After held runs went on: ends those whose session had ended them meanwhile.';
 
 CREATE FUNCTION dispatcher.apply_report(p_report jsonb, p_gateway_id uuid) RETURNS jsonb
     LANGUAGE plpgsql
@@ -410,119 +549,109 @@ $$;
 
 COMMENT ON FUNCTION dispatcher.block_task_of_item(p_item_id uuid, p_at timestamp with time zone) IS 'The task of an item becomes blocked, unless it has ended.';
 
-CREATE FUNCTION dispatcher.book_lost_claim_usage(p_tenant_id uuid, p_run_id uuid, p_session text, p_claim_token uuid, p_usage jsonb) RETURNS boolean
+CREATE FUNCTION dispatcher.blockers_of(p_groups dispatcher.waiting_group[], p_closed jsonb) RETURNS jsonb
+    LANGUAGE sql STABLE
+    SET search_path TO ''
+    AS $$
+  -- Of the two words for one type the plainer cause comes last, and stays.
+  select coalesce(jsonb_object_agg(held.workflow_type, held.reason order by held.reason), '{}')
+    from (select g.workflow_type, g.reason from unnest(p_groups) as g where g.is_open and g.reason is not null
+          union
+          select closed.value ->> 'workflow_type', closed.value ->> 'reason'
+            from jsonb_array_elements(p_closed) as closed) as held
+$$;
+
+COMMENT ON FUNCTION dispatcher.blockers_of(p_groups dispatcher.waiting_group[], p_closed jsonb) IS 'Why the types are held that budgets hold: {type: budget | estimate_over_cap}.';
+
+CREATE FUNCTION dispatcher.book(p_run public.workflow_runs, p_attempt integer, p_agent text, p_usd numeric, p_tokens bigint, p_source text) RETURNS void
+    LANGUAGE sql SECURITY DEFINER
+    SET search_path TO ''
+    AS $$
+  insert into public.workflow_bookings (tenant_id, run_id, attempt, agent_id, workflow_type, cost_usd, tokens, source)
+  select p_run.tenant_id, p_run.id, p_attempt, p_agent, p_run.workflow_type, coalesce(p_usd, 0), coalesce(p_tokens, 0),
+         coalesce(nullif(current_setting('dispatcher.booking_source', true), ''), p_source)
+   where coalesce(p_usd, 0) <> 0 or coalesce(p_tokens, 0) <> 0
+$$;
+
+COMMENT ON FUNCTION dispatcher.book(p_run public.workflow_runs, p_attempt integer, p_agent text, p_usd numeric, p_tokens bigint, p_source text) IS 'Books what a claim that its run has left behind has cost besides; what a run itself costs is booked by trigger.';
+
+CREATE FUNCTION dispatcher.book_changed_runs() RETURNS trigger
+    LANGUAGE plpgsql SECURITY DEFINER
+    SET search_path TO ''
+    AS $$
+begin
+  insert into public.workflow_bookings (tenant_id, run_id, attempt, agent_id, workflow_type, cost_usd, tokens, source)
+  select run.tenant_id, run.id, run.dispatch_attempts, run.owner_agent_id, run.workflow_type, added.usd, added.tokens,
+         dispatcher.source_of_booking(run, added.usd)
+    from new_runs as run
+    join old_runs as before on before.id = run.id
+    cross join lateral (
+      -- Another claim, another account: what the earlier one cost stays booked.
+      select run.claim_token is not distinct from before.claim_token or run.reported_at = before.reported_at as is_same
+    ) as account
+    cross join lateral (
+      select dispatcher.booked_usd(run) - case when account.is_same is true then dispatcher.booked_usd(before)
+                 else 0 end as usd,
+             dispatcher.booked_tokens(run) - case when account.is_same is true then dispatcher.booked_tokens(before)
+                 else 0 end as tokens) as added
+   where coalesce(run.paused_from, run.status) not in ('queued', 'dispatched')
+     and (added.usd <> 0 or added.tokens <> 0);
+  return null;
+end
+$$;
+
+COMMENT ON FUNCTION dispatcher.book_changed_runs() IS 'After an update of runs: books what was added to the cost of each (or taken from it) since its row was last changed, in this moment. A run that returns to the queue keeps what it has cost.';
+
+CREATE FUNCTION dispatcher.book_lost_claim(p_run public.workflow_runs, p_session text, p_claim_token uuid, p_usage jsonb) RETURNS jsonb
     LANGUAGE plpgsql
     SET search_path TO ''
     AS $$
 declare
   v_usage constant jsonb := dispatcher.workflow_usage_values(coalesce(p_usage, '{}'));
+  v_claim public.workflow_claims;
+  v_usd numeric;
+  v_tokens bigint;
 begin
-  if not v_usage ?| array['cost_usd', 'input_tokens', 'output_tokens'] then
-    return false;
+  select claim.* into v_claim from public.workflow_claims as claim
+   where claim.run_id = p_run.id and claim.session_id = p_session and claim.ended_at is not null
+     and claim.claim_token is distinct from p_run.claim_token
+     and (p_claim_token is null or claim.claim_token = p_claim_token)
+   order by claim.claimed_at desc limit 1 for update;
+  if v_claim.claim_token is null or not v_usage ?| array['cost_usd', 'input_tokens', 'output_tokens'] then
+    return null;
   end if;
-  update public.workflow_claims as claim
-     set cost_usd = coalesce((v_usage ->> 'cost_usd')::numeric, cost_usd),
-         tokens = case when v_usage ?| array['input_tokens', 'output_tokens']
-                       then dispatcher.known_tokens((v_usage ->> 'input_tokens')::bigint,
-                           (v_usage ->> 'output_tokens')::bigint)
-                       else tokens end,
-         accounted_at = coalesce(accounted_at, now())
-   where claim.claim_token = (select lost.claim_token from public.workflow_claims as lost
-                               where lost.tenant_id = p_tenant_id and lost.run_id = p_run_id
-                                 and lost.session_id = p_session and lost.ended_at is not null
-                                 and (p_claim_token is null or lost.claim_token = p_claim_token)
-                               order by lost.claimed_at desc limit 1);
-  return found;
+  v_usd := coalesce((v_usage ->> 'cost_usd')::numeric, v_claim.cost_usd);
+  v_tokens := coalesce(dispatcher.known_tokens((v_usage ->> 'input_tokens')::bigint,
+      (v_usage ->> 'output_tokens')::bigint), v_claim.tokens);
+  update public.workflow_claims set cost_usd = v_usd, tokens = v_tokens where claim_token = v_claim.claim_token;
+  v_usd := coalesce(v_usd, 0) - coalesce(v_claim.cost_usd, 0);
+  v_tokens := coalesce(v_tokens, 0) - coalesce(v_claim.tokens, 0);
+  perform dispatcher.book(p_run, v_claim.attempt, v_claim.agent_id, v_usd, v_tokens, 'report');
+  return jsonb_build_object('cost_usd', v_usd, 'tokens', v_tokens);
 end
 $$;
 
-COMMENT ON FUNCTION dispatcher.book_lost_claim_usage(p_tenant_id uuid, p_run_id uuid, p_session text, p_claim_token uuid, p_usage jsonb) IS 'The cost of a claim that was lost meanwhile: the money is spent all the same, so it is booked with that claim, once.';
+COMMENT ON FUNCTION dispatcher.book_lost_claim(p_run public.workflow_runs, p_session text, p_claim_token uuid, p_usage jsonb) IS 'The cost of a claim that was lost meanwhile, in all: the money is spent all the same, so what is new is booked now. Answers what was booked, {cost_usd, tokens}; NULL where the session has lost no claim of the run, or says nothing.';
 
-CREATE TABLE public.workflow_runs (
-    id uuid DEFAULT gen_random_uuid() NOT NULL,
-    tenant_id uuid DEFAULT '00000000-0000-0000-0000-000000000000'::uuid NOT NULL,
-    workflow_type text NOT NULL,
-    status text DEFAULT 'queued'::text NOT NULL,
-    priority integer DEFAULT 0 NOT NULL,
-    initiator text,
-    task_id text,
-    owner_agent_id text,
-    pinned_agent_id text,
-    dispatch_attempts integer DEFAULT 0 NOT NULL,
-    release_count integer DEFAULT 0 NOT NULL,
-    queued_at timestamp with time zone DEFAULT now() NOT NULL,
-    dispatched_at timestamp with time zone,
-    claimed_at timestamp with time zone,
-    claimed_by text,
-    started_at timestamp with time zone,
-    finished_at timestamp with time zone,
-    deadline_at timestamp with time zone,
-    last_heartbeat_at timestamp with time zone,
-    next_attempt_at timestamp with time zone,
-    claim_token uuid,
-    session_id text,
-    wake_id uuid,
-    paused_from text,
-    paused_at timestamp with time zone,
-    blocker_type text,
-    blocker_description text,
-    escalated_to text,
-    last_error text,
-    last_error_at timestamp with time zone,
-    input_payload jsonb DEFAULT '{}'::jsonb NOT NULL,
-    output_summary jsonb,
-    input_tokens bigint,
-    output_tokens bigint,
-    cached_tokens bigint,
-    model_id text,
-    cost_estimate numeric(12,6),
-    currency text DEFAULT 'USD'::text NOT NULL,
-    reserved_usd numeric(12,6),
-    reserved_tokens bigint,
-    reported_at timestamp with time zone,
-    accounted_at timestamp with time zone,
-    request_key text,
-    created_at timestamp with time zone DEFAULT now() NOT NULL,
-    updated_at timestamp with time zone DEFAULT now() NOT NULL,
-    CONSTRAINT workflow_runs_claimed_is_held CHECK (((status <> ALL (ARRAY['claimed'::text, 'running'::text])) OR ((claimed_at IS NOT NULL) AND (claim_token IS NOT NULL) AND (deadline_at IS NOT NULL)))),
-    CONSTRAINT workflow_runs_dispatch_attempts_check CHECK ((dispatch_attempts >= 0)),
-    CONSTRAINT workflow_runs_dispatched_has_time CHECK (((status <> 'dispatched'::text) OR ((dispatched_at IS NOT NULL) AND (owner_agent_id IS NOT NULL)))),
-    CONSTRAINT workflow_runs_finished_has_time CHECK (((status = ANY (ARRAY['completed'::text, 'failed'::text, 'timed_out'::text, 'cancelled'::text])) = (finished_at IS NOT NULL))),
-    CONSTRAINT workflow_runs_next_attempt_at_check CHECK (isfinite(next_attempt_at)),
-    CONSTRAINT workflow_runs_paused_from_check CHECK ((paused_from = ANY (ARRAY['queued'::text, 'dispatched'::text, 'claimed'::text, 'running'::text]))),
-    CONSTRAINT workflow_runs_paused_knows_from CHECK (((status = ANY (ARRAY['waiting_for_approval'::text, 'blocked'::text])) = (paused_from IS NOT NULL))),
-    CONSTRAINT workflow_runs_paused_knows_since CHECK (((paused_from IS NULL) = (paused_at IS NULL))),
-    CONSTRAINT workflow_runs_pinned_agent_id_check CHECK ((pinned_agent_id <> ''::text)),
-    CONSTRAINT workflow_runs_priority_check CHECK (((priority >= '-1000000'::integer) AND (priority <= 1000000))),
-    CONSTRAINT workflow_runs_release_count_check CHECK ((release_count >= 0)),
-    CONSTRAINT workflow_runs_running_has_start CHECK (((status <> 'running'::text) OR (started_at IS NOT NULL))),
-    CONSTRAINT workflow_runs_status_known CHECK ((status = ANY (ARRAY['queued'::text, 'dispatched'::text, 'claimed'::text, 'running'::text, 'waiting_for_approval'::text, 'blocked'::text, 'completed'::text, 'failed'::text, 'timed_out'::text, 'cancelled'::text]))),
-    CONSTRAINT workflow_runs_workflow_type_check CHECK ((workflow_type <> ''::text))
-);
+CREATE FUNCTION dispatcher.book_new_runs() RETURNS trigger
+    LANGUAGE plpgsql SECURITY DEFINER
+    SET search_path TO ''
+    AS $$
+begin
+  -- A row that arrives finished was spent when it says so, not when it was copied here.
+  insert into public.workflow_bookings (tenant_id, run_id, attempt, agent_id, workflow_type, at, cost_usd, tokens,
+      source)
+  select run.tenant_id, run.id, run.dispatch_attempts, run.owner_agent_id, run.workflow_type,
+         least(coalesce(dispatcher.known_time(run.reported_at), dispatcher.known_time(run.finished_at), now()), now()),
+         booked.usd, booked.tokens, dispatcher.source_of_booking(run, booked.usd)
+    from new_runs as run
+    cross join lateral (select dispatcher.booked_usd(run) as usd, dispatcher.booked_tokens(run) as tokens) as booked
+   where run.status not in ('queued', 'dispatched') and (booked.usd <> 0 or booked.tokens <> 0);
+  return null;
+end
+$$;
 
-COMMENT ON TABLE public.workflow_runs IS 'The queue of workflow runs and their whole life. Cost and tokens that are NULL were not reported; they are never taken as zero.';
-
-COMMENT ON COLUMN public.workflow_runs.task_id IS 'The task the run serves, of tasks or of another system.';
-
-COMMENT ON COLUMN public.workflow_runs.owner_agent_id IS 'Slug of the agent it was dispatched to.';
-
-COMMENT ON COLUMN public.workflow_runs.pinned_agent_id IS 'Slug of the agent it was reassigned to; wins over the route.';
-
-COMMENT ON COLUMN public.workflow_runs.deadline_at IS 'When a claimed or running run is timed out; set at the claim from the route, put off by what it is held.';
-
-COMMENT ON COLUMN public.workflow_runs.claim_token IS 'The fence of the present claim.';
-
-COMMENT ON COLUMN public.workflow_runs.wake_id IS 'The wake whose process works on it, where the daemon started one.';
-
-COMMENT ON COLUMN public.workflow_runs.paused_from IS 'Where a held run returns to; from dispatched, claimed or running it keeps its slot and its reservation.';
-
-COMMENT ON COLUMN public.workflow_runs.paused_at IS 'Since when it is held.';
-
-COMMENT ON COLUMN public.workflow_runs.cost_estimate IS 'What the agent reported it cost.';
-
-COMMENT ON COLUMN public.workflow_runs.reserved_usd IS 'What was set aside for it at its dispatch; counts in budgets until a cost is reported.';
-
-COMMENT ON COLUMN public.workflow_runs.accounted_at IS 'When its cost was booked, which decides the budget period: its first report, or its end without one.';
+COMMENT ON FUNCTION dispatcher.book_new_runs() IS 'After an insert of runs: books what those cost that arrive with a cost, or finished.';
 
 CREATE FUNCTION dispatcher.book_workflow_usage(p_run public.workflow_runs, p_usage jsonb) RETURNS public.workflow_runs
     LANGUAGE plpgsql
@@ -541,14 +670,48 @@ begin
          output_tokens = coalesce((v_usage ->> 'output_tokens')::bigint, output_tokens),
          cached_tokens = coalesce((v_usage ->> 'cached_tokens')::bigint, cached_tokens),
          model_id = coalesce(v_usage ->> 'model', model_id),
-         reported_at = case when v_says_something then now() else reported_at end,
-         accounted_at = case when v_says_something then coalesce(accounted_at, now()) else accounted_at end
+         reported_at = case when v_says_something then now() else reported_at end
    where id = p_run.id returning * into p_run;
   return p_run;
 end
 $$;
 
-COMMENT ON FUNCTION dispatcher.book_workflow_usage(p_run public.workflow_runs, p_usage jsonb) IS 'Keeps what a run is said to have cost. Totals, not increments: a repeat changes nothing. The period it was first booked in stays.';
+COMMENT ON FUNCTION dispatcher.book_workflow_usage(p_run public.workflow_runs, p_usage jsonb) IS 'Keeps what a run is said to have cost. Totals, not increments: a repeat changes nothing, and what is new is booked in the period it arrives in.';
+
+CREATE FUNCTION dispatcher.booked_since(p_before public.workflow_runs, p_run public.workflow_runs) RETURNS jsonb
+    LANGUAGE sql STABLE
+    SET search_path TO ''
+    AS $$
+  select jsonb_build_object('cost_usd', dispatcher.booked_usd(p_run) - dispatcher.booked_usd(p_before),
+                            'tokens', dispatcher.booked_tokens(p_run) - dispatcher.booked_tokens(p_before))
+$$;
+
+COMMENT ON FUNCTION dispatcher.booked_since(p_before public.workflow_runs, p_run public.workflow_runs) IS 'What a call has booked for the claim of a run: {cost_usd, tokens}, below 0 where it took something back.';
+
+CREATE FUNCTION dispatcher.booked_tokens(p_run public.workflow_runs) RETURNS bigint
+    LANGUAGE sql IMMUTABLE
+    SET search_path TO ''
+    AS $$
+  select case when coalesce(p_run.paused_from, p_run.status) in ('queued', 'dispatched')
+                or (p_run.reported_at is null and (p_run.finished_at is null or p_run.claimed_at is null)) then 0
+              else coalesce(dispatcher.known_tokens(p_run.input_tokens, p_run.output_tokens),
+                            case when p_run.finished_at is not null then greatest(p_run.assumed_tokens, 0) end, 0) end
+$$;
+
+COMMENT ON FUNCTION dispatcher.booked_tokens(p_run public.workflow_runs) IS 'booked_usd in tokens.';
+
+CREATE FUNCTION dispatcher.booked_usd(p_run public.workflow_runs) RETURNS numeric
+    LANGUAGE sql IMMUTABLE
+    SET search_path TO ''
+    AS $$
+  select case when coalesce(p_run.paused_from, p_run.status) in ('queued', 'dispatched')
+                or (p_run.reported_at is null and (p_run.finished_at is null or p_run.claimed_at is null)) then 0
+              else coalesce(dispatcher.known_cost(p_run.cost_estimate),
+                            case when p_run.finished_at is not null then dispatcher.known_cost(p_run.assumed_usd) end,
+                            0) end
+$$;
+
+COMMENT ON FUNCTION dispatcher.booked_usd(p_run public.workflow_runs) IS 'What the books hold for the present claim of a run: what was reported; after its end without a report what is assumed; nothing for one that nobody has worked on.';
 
 CREATE FUNCTION dispatcher.bounded_value(p_value jsonb) RETURNS jsonb
     LANGUAGE sql IMMUTABLE PARALLEL SAFE
@@ -668,7 +831,7 @@ $$;
 
 COMMENT ON FUNCTION dispatcher.budget_periods(p_tenant_id uuid, p_now timestamp with time zone) IS 'The running period of every kind the tenant''s active budgets have; for a zone that is none, the error.';
 
-CREATE FUNCTION dispatcher.budget_verdict(p_budgets dispatcher.evaluated_budget[], p_agent_id text, p_department_id text, p_workflow_type text, p_usd numeric, p_tokens numeric, OUT verdict text, OUT holders uuid[], OUT warned integer) RETURNS record
+CREATE FUNCTION dispatcher.budget_verdict(p_budgets dispatcher.evaluated_budget[], p_agent_id text, p_department_id text, p_workflow_type text, p_usd numeric, p_tokens numeric, OUT verdict text, OUT holders uuid[], OUT warned integer, OUT reason text) RETURNS record
     LANGUAGE sql IMMUTABLE
     SET search_path TO ''
     AS $$
@@ -685,18 +848,22 @@ CREATE FUNCTION dispatcher.budget_verdict(p_budgets dispatcher.evaluated_budget[
   ), ranked as (
     select hit.id, case when is_broken then case when fail_closed then 2 else 0 end
                         when action = 'hard_stop' and settled >= cap then 3
-                        when action <> 'warn' and (settled + reserved >= cap or settled + reserved + one_more > cap)
-                            then 2
-                        when settled + reserved >= cap then 1 else 0 end as weight
+                        when action <> 'warn' and settled + reserved >= cap then 2
+                        -- An empty budget lets one run go, however dear: else it would wait in every period.
+                        when action <> 'warn' and settled + reserved + one_more > cap and settled + reserved > 0 then 2
+                        when settled + reserved >= cap then 1 else 0 end as weight,
+           not is_broken and one_more > cap as is_too_dear
       from hit
   )
   select (array['ok', 'ok', 'held', 'stopped'])[coalesce(max(weight), 0) + 1],
          coalesce(array_agg(ranked.id order by ranked.id) filter (where weight >= 2), '{}'),
-         (count(*) filter (where weight = 1))::integer
+         (count(*) filter (where weight = 1))::integer,
+         case when bool_or(is_too_dear) filter (where weight >= 2) then 'estimate_over_cap'
+              when max(weight) >= 2 then 'budget' end
     from ranked
 $$;
 
-COMMENT ON FUNCTION dispatcher.budget_verdict(p_budgets dispatcher.evaluated_budget[], p_agent_id text, p_department_id text, p_workflow_type text, p_usd numeric, p_tokens numeric, OUT verdict text, OUT holders uuid[], OUT warned integer) IS 'May one more run start that is expected to cost this much: ok, held (a pause, a hard stop whose rest is reserved, or a broken fail_closed budget), or stopped (a hard stop that is spent). The strictest budget wins; holders are all that say no.';
+COMMENT ON FUNCTION dispatcher.budget_verdict(p_budgets dispatcher.evaluated_budget[], p_agent_id text, p_department_id text, p_workflow_type text, p_usd numeric, p_tokens numeric, OUT verdict text, OUT holders uuid[], OUT warned integer, OUT reason text) IS 'May one more run start that is expected to cost this much: ok (also the first in a budget of which nothing is spent or reserved), held (a pause, a hard stop whose rest is reserved, or a broken fail_closed budget), or stopped (a hard stop that is spent). The strictest budget wins; holders are all that say no. reason: estimate_over_cap where one of them would hold the run whatever else was spent, else budget.';
 
 CREATE FUNCTION dispatcher.budgets_named(p_tenant_id uuid, p_budget text, OUT active jsonb, OUT is_known boolean) RETURNS record
     LANGUAGE sql STABLE
@@ -997,18 +1164,32 @@ begin
   end if;
   if p_run.status in ('completed', 'failed', 'timed_out', 'cancelled') then
     p_run.finished_at := coalesce(p_run.finished_at, now());
-    -- Work was done, so there is something to pay for, known or not.
-    if p_run.claimed_at is not null then
-      p_run.accounted_at := coalesce(p_run.accounted_at, p_run.reported_at, p_run.finished_at);
-    end if;
+    p_run.kept_status := null;
+    p_run.kept_error := null;
   else
     p_run.finished_at := null;
   end if;
-  return p_run;
+  return dispatcher.with_estimates(p_run);
 end
 $$;
 
-COMMENT ON FUNCTION dispatcher.complete_workflow_row(p_run public.workflow_runs) IS 'The row with the times and keys its state implies.';
+COMMENT ON FUNCTION dispatcher.complete_workflow_row(p_run public.workflow_runs) IS 'The row with the times, keys and estimates its state implies.';
+
+CREATE FUNCTION dispatcher.configured_estimates(p_tenant_id uuid, OUT usd numeric, OUT tokens bigint) RETURNS record
+    LANGUAGE sql STABLE
+    SET search_path TO ''
+    AS $$
+  select coalesce(latest.workflow_cost_estimate_usd, 0.10), coalesce(latest.workflow_token_estimate, 20000)
+    from (select 1) as one_row
+    left join lateral (
+      select settings.workflow_cost_estimate_usd, settings.workflow_token_estimate
+        from public.dispatcher_instances as instance
+        join public.dispatcher_settings as settings on settings.instance_id = instance.id
+       where instance.tenant_id = p_tenant_id
+       order by instance.state = 'running' desc, instance.last_heartbeat_at desc limit 1) as latest on true
+$$;
+
+COMMENT ON FUNCTION dispatcher.configured_estimates(p_tenant_id uuid, OUT usd numeric, OUT tokens bigint) IS 'What a run is taken to cost of which nothing is known: the settings of the tenant''s latest daemon, else 0.10 USD and 20,000 tokens.';
 
 CREATE FUNCTION dispatcher.contained_claim(p_claimant dispatcher.claimant, p_claim jsonb, p_request uuid) RETURNS jsonb
     LANGUAGE plpgsql
@@ -1033,6 +1214,27 @@ end
 $$;
 
 COMMENT ON FUNCTION dispatcher.contained_claim(p_claimant dispatcher.claimant, p_claim jsonb, p_request uuid) IS 'claim_one_wake for a claim {agent_id, path, item_ids}, but what raises for one agent is that agent''s answer: skip_reason error, with error and error_code.';
+
+CREATE FUNCTION dispatcher.correct_run(p_run public.workflow_runs, p_session text, p_usage jsonb) RETURNS jsonb
+    LANGUAGE plpgsql
+    SET search_path TO ''
+    AS $$
+declare
+  v_before constant public.workflow_runs := p_run;
+  v_booked jsonb;
+begin
+  if p_session is not null and p_session is distinct from p_run.session_id then
+    v_booked := dispatcher.book_lost_claim(p_run, p_session, null, p_usage);
+  elsif p_run.claimed_at is not null and coalesce(p_run.paused_from, p_run.status) not in ('queued', 'dispatched') then
+    p_run := dispatcher.book_workflow_usage(p_run, p_usage);
+    v_booked := dispatcher.booked_since(v_before, p_run);
+  end if;
+  return dispatcher.workflow_answer(case when v_booked is null then 'nothing_booked' else 'ok' end, p_run)
+      || jsonb_build_object('booked', v_booked);
+end
+$$;
+
+COMMENT ON FUNCTION dispatcher.correct_run(p_run public.workflow_runs, p_session text, p_usage jsonb) IS 'Books what a run, which the caller has locked, or a session it has lost, has really cost in all.';
 
 CREATE TABLE public.agent_wakes (
     id uuid DEFAULT gen_random_uuid() NOT NULL,
@@ -1151,14 +1353,15 @@ begin
   return jsonb_build_object(
     'dispatched', v_done -> 'dispatched', 'held', v_held + jsonb_array_length(v_done -> 'closed'), 'warned',
         v_done -> 'warned',
-    'held_by', dispatcher.held_by(v_groups, v_done -> 'closed', v_money.budgets), 'errors', v_done -> 'errors',
+    'held_by', dispatcher.held_by(v_groups, v_done -> 'closed', v_money.budgets),
+    'blockers', dispatcher.blockers_of(v_groups, v_done -> 'closed'), 'errors', v_done -> 'errors',
     'locked', cardinality(v_groups) - cardinality(v_unheld), 'again', (v_done ->> 'dispatched')::integer >= v_batch,
     'budget_error', coalesce(v_broken, v_money.error, v_told), 'budgets_open', v_money.error is not null
         or v_broken is not null);
 end
 $$;
 
-COMMENT ON FUNCTION dispatcher.dispatch_queued_runs(p_tick dispatcher.tick) IS 'Hands out queued runs: by route priority, run priority and age, each with what its waiting adds. {dispatched, held, held_by, warned, locked (groups whose route or gateway another session holds), errors, budget_error, budgets_open, again}.';
+COMMENT ON FUNCTION dispatcher.dispatch_queued_runs(p_tick dispatcher.tick) IS 'Hands out queued runs: by route priority, run priority and age, each with what its waiting adds. {dispatched, held, held_by, blockers ({type: budget | estimate_over_cap}), warned, locked (groups whose route or gateway another session holds), errors, budget_error, budgets_open, again}.';
 
 CREATE FUNCTION dispatcher.dispatch_runs(p_runs dispatcher.run_choice[]) RETURNS void
     LANGUAGE plpgsql
@@ -1266,6 +1469,19 @@ CREATE FUNCTION dispatcher.due_queue(p_tenant_id uuid) RETURNS TABLE(workflow_ty
 $$;
 
 COMMENT ON FUNCTION dispatcher.due_queue(p_tenant_id uuid) IS 'What is queued and due, by type and pin: how many, since when, of which priorities.';
+
+CREATE FUNCTION dispatcher.earliest_instant(p_local timestamp without time zone, p_timezone text) RETURNS timestamp with time zone
+    LANGUAGE sql STABLE
+    SET search_path TO ''
+    AS $$
+  -- Where clocks go back over it, a local time comes twice (or a whole day does): the first one counts.
+  select (p_local at time zone p_timezone) - coalesce(max(back.step), interval '0')
+    from unnest(array['20 minutes', '30 minutes', '1 hour', '90 minutes', '2 hours', '24 hours']::interval[])
+      as back (step)
+   where ((p_local at time zone p_timezone) - back.step) at time zone p_timezone >= p_local
+$$;
+
+COMMENT ON FUNCTION dispatcher.earliest_instant(p_local timestamp without time zone, p_timezone text) IS 'The first instant of a local time in a zone.';
 
 CREATE FUNCTION dispatcher.end_wake(p_wake_id uuid, p_claim_token uuid, p_ending text, p_exit_code integer, p_error text) RETURNS jsonb
     LANGUAGE plpgsql
@@ -1387,31 +1603,63 @@ $$;
 
 COMMENT ON FUNCTION dispatcher.escalate_leased_item(p_item_id uuid, p_reason text) IS 'Writes that an item, which the caller holds under its lease, is a human''s now.';
 
-CREATE FUNCTION dispatcher.evaluate_budgets(p_tenant_id uuid, p_estimates jsonb, p_action text DEFAULT NULL::text, p_now timestamp with time zone DEFAULT now()) RETURNS dispatcher.evaluated_budget[]
+CREATE FUNCTION dispatcher.estimate_of_type(p_tenant_id uuid, p_workflow_type text, OUT usd numeric, OUT tokens bigint) RETURNS record
+    LANGUAGE sql STABLE
+    SET search_path TO ''
+    AS $$ select usd, tokens from dispatcher.estimates_of_types(p_tenant_id, array[p_workflow_type]) $$;
+
+COMMENT ON FUNCTION dispatcher.estimate_of_type(p_tenant_id uuid, p_workflow_type text, OUT usd numeric, OUT tokens bigint) IS 'What a run of one type is expected to cost.';
+
+CREATE FUNCTION dispatcher.estimates_of_types(p_tenant_id uuid, p_types text[]) RETURNS TABLE(workflow_type text, usd numeric, usd_reports bigint, tokens bigint, tokens_reports bigint)
+    LANGUAGE sql STABLE
+    SET search_path TO ''
+    AS $$
+  -- A reported zero is a zero for its run, and no estimate for others.
+  select types.workflow_type, coalesce(cost.usd, configured.usd), cost.reports,
+         coalesce(used.tokens, configured.tokens), used.reports
+    from unnest(p_types) as types (workflow_type)
+    cross join dispatcher.configured_estimates(p_tenant_id) as configured
+    cross join lateral (
+      select round((percentile_cont(0.5) within group (order by recent.cost))::numeric, 6) as usd, count(*) as reports
+        from (select run.cost_estimate::double precision as cost from public.workflow_runs as run
+               where run.tenant_id = p_tenant_id and run.workflow_type = types.workflow_type
+                 and run.reported_at is not null and run.finished_at is not null
+                 and run.cost_estimate > 0 and run.cost_estimate < 'Infinity'
+               order by run.reported_at desc limit 20) as recent) as cost
+    cross join lateral (
+      select round(percentile_cont(0.5) within group (order by least(recent.tokens, 1e15)))::bigint as tokens,
+             count(*) as reports
+        from (select dispatcher.known_tokens(run.input_tokens, run.output_tokens)::double precision as tokens
+                from public.workflow_runs as run
+               where run.tenant_id = p_tenant_id and run.workflow_type = types.workflow_type
+                 and run.reported_at is not null and run.finished_at is not null
+                 and greatest(run.input_tokens, run.output_tokens) > 0
+               order by run.reported_at desc limit 20) as recent
+       where recent.tokens is not null) as used
+$$;
+
+COMMENT ON FUNCTION dispatcher.estimates_of_types(p_tenant_id uuid, p_types text[]) IS 'What a run of each type is expected to cost, in USD and in tokens: the median of its last 20 reports above zero, and of how many; what is configured where there is none (0 reports).';
+
+CREATE FUNCTION dispatcher.evaluate_budgets(p_tenant_id uuid, p_action text DEFAULT NULL::text, p_now timestamp with time zone DEFAULT now()) RETURNS dispatcher.evaluated_budget[]
     LANGUAGE plpgsql STABLE
     SET search_path TO ''
     AS $$
 declare
-  v_budgets dispatcher.evaluated_budget[] := dispatcher.unspent_budgets(p_tenant_id, p_action, p_now);
-  v_error text;
+  v_budgets constant dispatcher.evaluated_budget[] := dispatcher.unspent_budgets(p_tenant_id, p_action, p_now);
 begin
   if cardinality(v_budgets) = 0 then
     return v_budgets;
   end if;
-  begin
-    return dispatcher.with_spend(p_tenant_id, v_budgets, p_estimates);
-  exception when others then
-    if dispatcher.must_abort(sqlstate) then raise; end if;
-    v_error := format('%s (%s)', sqlerrm, sqlstate);
-  end;
-  for v_place in 1 .. cardinality(v_budgets) loop
-    v_budgets[v_place].error := coalesce(v_budgets[v_place].error, v_error);
-  end loop;
-  return v_budgets;
+  return dispatcher.with_spend(p_tenant_id, v_budgets);
+exception when others then
+  if dispatcher.must_abort(sqlstate) then raise; end if;
+  -- What the budgets are is known by now, or this raises in its turn.
+  return dispatcher.with_error(dispatcher.unspent_budgets(p_tenant_id, p_action, p_now),
+      format('%s (%s)', sqlerrm, sqlstate));
 end
 $$;
 
-COMMENT ON FUNCTION dispatcher.evaluate_budgets(p_tenant_id uuid, p_estimates jsonb, p_action text, p_now timestamp with time zone) IS 'Every active budget (of one action, or all) with its period and spend; one aggregate per period, however many budgets there are and runs wait. A budget that cannot be evaluated carries its error.';
+COMMENT ON FUNCTION dispatcher.evaluate_budgets(p_tenant_id uuid, p_action text, p_now timestamp with time zone) IS 'Every active budget (of one action, or all) with its period and spend; one pass over the books, however many budgets there are and runs wait. A budget that cannot be evaluated carries its error.';
 
 CREATE FUNCTION dispatcher.expected_objects() RETURNS TABLE(kind text, name text, definition text, base_of text)
     LANGUAGE sql IMMUTABLE
@@ -1484,6 +1732,16 @@ CREATE FUNCTION dispatcher.failures_after(p_before integer, p_state text, p_endi
 $$;
 
 COMMENT ON FUNCTION dispatcher.failures_after(p_before integer, p_state text, p_ending text, p_has_progress boolean, p_max integer) IS 'Failures in a row after a wake that ended so.';
+
+CREATE FUNCTION dispatcher.fallback_estimates(p_settings public.dispatcher_settings) RETURNS jsonb
+    LANGUAGE sql IMMUTABLE
+    SET search_path TO ''
+    AS $$
+  select jsonb_build_object('', jsonb_build_object('usd', coalesce(p_settings.workflow_cost_estimate_usd, 0.10),
+                                                   'tokens', coalesce(p_settings.workflow_token_estimate, 20000)))
+$$;
+
+COMMENT ON FUNCTION dispatcher.fallback_estimates(p_settings public.dispatcher_settings) IS 'The configured estimates as workflow_estimates has them, where the reports cannot be read.';
 
 CREATE FUNCTION dispatcher.fault_of_orphan(p_run public.workflow_runs, p_claim_token uuid, p_settings public.dispatcher_settings) RETURNS text
     LANGUAGE sql STABLE
@@ -1736,17 +1994,16 @@ CREATE FUNCTION dispatcher.finish_workflow_run(p_tenant_id uuid, p_run_id uuid, 
     SET lock_timeout TO '1s'
     AS $$
 declare
+  v_before public.workflow_runs;
   v_run public.workflow_runs;
   v_code text;
 begin
   v_run := dispatcher.lock_workflow_run(p_tenant_id, p_run_id);
   v_code := dispatcher.workflow_claim_state(v_run, p_session, p_claim_token);
   if v_code = 'finished' and v_run.status = p_status then
-    -- A repeat says the same once more: only a cost that was not known yet is news.
-    if v_run.cost_estimate is null then
-      v_run := dispatcher.book_workflow_usage(v_run, p_usage);
-    end if;
-    return dispatcher.workflow_answer('already', v_run);
+    return dispatcher.repeat_end(v_run, p_usage);
+  elsif v_code = 'held' and v_run.paused_from in ('claimed', 'running') then
+    return dispatcher.keep_end(v_run, p_status, p_output, p_error, p_usage);
   end if;
   if v_code <> 'ok' then
     return dispatcher.refuse_workflow_caller(v_code, v_run, p_tenant_id, p_run_id, p_session, p_claim_token, p_usage);
@@ -1755,6 +2012,7 @@ begin
   if p_status = 'completed' then
     v_run := dispatcher.start_workflow_run(v_run);
   end if;
+  v_before := v_run;
   perform dispatcher.end_workflow_claim(v_run, p_status);
   v_run := dispatcher.book_workflow_usage(v_run, p_usage);
   perform dispatcher.note_work_on_claim(v_run);
@@ -1763,13 +2021,14 @@ begin
          last_error = case p_status when 'failed' then dispatcher.clean_inbox_reason(p_error) else last_error end,
          last_error_at = case p_status when 'failed' then now() else last_error_at end
    where id = p_run_id returning * into v_run;
-  return dispatcher.workflow_answer('ok', v_run);
+  return dispatcher.workflow_answer('ok', v_run)
+      || jsonb_build_object('booked', dispatcher.booked_since(v_before, v_run));
 exception when lock_not_available then
   return dispatcher.refuse_run(p_run_id, 'busy');
 end
 $$;
 
-COMMENT ON FUNCTION dispatcher.finish_workflow_run(p_tenant_id uuid, p_run_id uuid, p_session text, p_claim_token uuid, p_status text, p_output jsonb, p_error text, p_usage jsonb) IS 'Ends a run as completed or failed on behalf of the session that holds it. already for a repeat.';
+COMMENT ON FUNCTION dispatcher.finish_workflow_run(p_tenant_id uuid, p_run_id uuid, p_session text, p_claim_token uuid, p_status text, p_output jsonb, p_error text, p_usage jsonb) IS 'Ends a run as completed or failed on behalf of the session that holds it. already for a repeat; kept while the run is held: its end is applied when it goes on.';
 
 CREATE FUNCTION dispatcher.finite_time(p_at timestamp with time zone) RETURNS timestamp with time zone
     LANGUAGE sql IMMUTABLE PARALLEL SAFE
@@ -1877,7 +2136,7 @@ begin
          wake_id = p_wake.id,
          reserved_usd = p_usd, reserved_tokens = least(p_tokens, 1e18), cost_estimate = null, input_tokens = null,
              output_tokens = null,
-         cached_tokens = null, reported_at = null, accounted_at = null
+         cached_tokens = null, reported_at = null, assumed_usd = null, assumed_tokens = null
    where id = p_run.id returning * into p_run;
   insert into public.workflow_claims (claim_token, tenant_id, run_id, workflow_type, agent_id, session_id, attempt,
       wake_id)
@@ -2001,9 +2260,14 @@ declare
   v_side constant text[] := array['waiting_for_approval', 'blocked'];
   v_transition record;
 begin
+  if new.status not in ('queued', 'dispatched') and new.reported_at is not distinct from old.reported_at
+     and (new.cost_estimate is distinct from old.cost_estimate or new.input_tokens is distinct from old.input_tokens
+          or new.output_tokens is distinct from old.output_tokens) then
+    new := dispatcher.note_report(new);  -- changed by hand: a report as any other
+  end if;
   if new.status = old.status and new.dispatch_attempts = old.dispatch_attempts then
     new.updated_at := now();
-    return new;
+    return dispatcher.with_estimates(new);
   end if;
   select needs_override into v_transition from public.workflow_run_transitions
    where from_status = old.status and to_status = new.status;
@@ -2073,7 +2337,7 @@ begin
       if v_gate.verdict <> 'ok' then
         v_closed := v_closed || concat_ws('|', v_candidate.workflow_type, v_candidate.agent_id);
         v_holders := v_holders || jsonb_build_object('workflow_type', v_candidate.workflow_type, 'holders',
-            v_gate.holders);
+            v_gate.holders, 'reason', v_gate.reason);
         continue;
       end if;
     end if;
@@ -2863,6 +3127,27 @@ CREATE FUNCTION dispatcher.join_waitlist(p_agent_id uuid, p_path text, p_since t
 $$;
 
 COMMENT ON FUNCTION dispatcher.join_waitlist(p_agent_id uuid, p_path text, p_since timestamp with time zone, p_oldest timestamp with time zone) IS 'Puts an agent on the waitlist, or leaves it in its place there. The caller holds its wake state.';
+
+CREATE FUNCTION dispatcher.keep_end(p_run public.workflow_runs, p_status text, p_output jsonb, p_error text, p_usage jsonb) RETURNS jsonb
+    LANGUAGE plpgsql
+    SET search_path TO ''
+    AS $$
+declare
+  v_before constant public.workflow_runs := p_run;
+begin
+  p_run := dispatcher.book_workflow_usage(p_run, p_usage);
+  update public.workflow_runs
+     set kept_status = p_status,
+         kept_error = case p_status when 'failed' then dispatcher.clean_inbox_reason(p_error) end,
+         output_summary = coalesce(p_output, output_summary)
+   where id = p_run.id returning * into p_run;
+  return dispatcher.workflow_answer('kept', p_run) || jsonb_build_object(
+    'usage_booked', dispatcher.workflow_usage_values(coalesce(p_usage, '{}')) <> '{}',
+    'booked', dispatcher.booked_since(v_before, p_run));
+end
+$$;
+
+COMMENT ON FUNCTION dispatcher.keep_end(p_run public.workflow_runs, p_status text, p_output jsonb, p_error text, p_usage jsonb) IS 'Keeps how a session ended its run while that is held: the work is done and is not to be done again.';
 
 CREATE FUNCTION dispatcher.keep_settings(p_instance_id uuid, p_tenant_id uuid, p_settings jsonb) RETURNS void
     LANGUAGE plpgsql
@@ -3659,6 +3944,21 @@ $$;
 
 COMMENT ON FUNCTION dispatcher.note_fault(p_tenant_id uuid, p_gateway_id uuid, p_side_write text, p_error text) IS 'Keeps that a side write failed, for the daemons to log and to show in health; at most one a minute of a kind. Never fails.';
 
+CREATE FUNCTION dispatcher.note_report(p_run public.workflow_runs) RETURNS public.workflow_runs
+    LANGUAGE plpgsql STABLE
+    SET search_path TO ''
+    AS $$
+begin
+  if num_nonnulls(dispatcher.known_cost(p_run.cost_estimate),
+                  dispatcher.known_tokens(p_run.input_tokens, p_run.output_tokens)) > 0 then
+    p_run.reported_at := coalesce(p_run.finished_at, now());
+  end if;
+  return p_run;
+end
+$$;
+
+COMMENT ON FUNCTION dispatcher.note_report(p_run public.workflow_runs) IS 'The row with the time of its report, where it tells of a cost or of tokens.';
+
 CREATE FUNCTION dispatcher.note_tick(p_tick dispatcher.tick, p_facts jsonb) RETURNS jsonb
     LANGUAGE plpgsql
     SET search_path TO ''
@@ -4108,9 +4408,8 @@ begin
     new.claimed_at := coalesce(new.claimed_at, new.started_at, new.finished_at, now());
   end if;
   -- A cost given before anybody worked on it is a guess of whoever queued it, not a report.
-  if new.cost_estimate >= 0 and new.cost_estimate <> 'NaN' and new.status not in ('queued', 'dispatched') then
-    new.reported_at := coalesce(new.reported_at, new.finished_at, now());
-    new.accounted_at := coalesce(new.accounted_at, new.reported_at);
+  if new.status not in ('queued', 'dispatched') and new.reported_at is null then
+    new := dispatcher.note_report(new);
   end if;
   return dispatcher.complete_workflow_row(new);
 end
@@ -4262,6 +4561,21 @@ $$;
 
 COMMENT ON FUNCTION dispatcher.queued_types(p_tenant_id uuid) IS 'The workflow types that have queued runs.';
 
+CREATE FUNCTION dispatcher.read_estimates(p_tick dispatcher.tick, OUT estimates jsonb, OUT error text) RETURNS record
+    LANGUAGE plpgsql STABLE
+    SET search_path TO ''
+    AS $$
+begin
+  estimates := dispatcher.workflow_estimates(p_tick.tenant_id);
+exception when others then
+  if dispatcher.must_abort(sqlstate) then raise; end if;
+  estimates := dispatcher.fallback_estimates(p_tick.settings);
+  error := format('estimates: %s (%s)', sqlerrm, sqlstate);
+end
+$$;
+
+COMMENT ON FUNCTION dispatcher.read_estimates(p_tick dispatcher.tick, OUT estimates jsonb, OUT error text) IS 'The estimates per type; where they cannot be had, what is configured, and the error.';
+
 CREATE FUNCTION dispatcher.read_gate_facts(p_agent_id uuid, p_settings public.dispatcher_settings, p_hinted uuid[] DEFAULT '{}'::uuid[], p_request uuid DEFAULT NULL::uuid) RETURNS dispatcher.gate_facts
     LANGUAGE plpgsql STABLE
     SET search_path TO ''
@@ -4339,11 +4653,15 @@ CREATE FUNCTION dispatcher.read_money(p_tick dispatcher.tick, p_action text DEFA
     AS $$
 declare
   v_money dispatcher.money;
+  v_read constant record := dispatcher.read_estimates(p_tick);
 begin
-  v_money.estimates := '{}';
   v_money.budgets := '{}';
-  v_money.estimates := dispatcher.workflow_estimates(p_tick.tenant_id, (p_tick.settings).workflow_cost_estimate_usd);
-  v_money.budgets := dispatcher.evaluate_budgets(p_tick.tenant_id, v_money.estimates, p_action);
+  v_money.estimates := v_read.estimates;
+  v_money.error := v_read.error;
+  v_money.budgets := dispatcher.evaluate_budgets(p_tick.tenant_id, p_action);
+  if v_read.error is not null then
+    v_money.budgets := dispatcher.with_error(v_money.budgets, v_read.error);
+  end if;
   return v_money;
 exception when others then
   if dispatcher.must_abort(sqlstate) then raise; end if;
@@ -4352,7 +4670,7 @@ exception when others then
 end
 $$;
 
-COMMENT ON FUNCTION dispatcher.read_money(p_tick dispatcher.tick, p_action text) IS 'Estimates and evaluated budgets (of one action, or all) of a tenant. Never fails: fails open, with the error.';
+COMMENT ON FUNCTION dispatcher.read_money(p_tick dispatcher.tick, p_action text) IS 'Estimates and evaluated budgets (of one action, or all) of a tenant. Never fails. An error of either stands with every budget: those that are fail_closed hold, the others are open; where not even the budgets can be read, all are.';
 
 CREATE FUNCTION dispatcher.record_budget_event(p_tenant_id uuid, p_budget dispatcher.evaluated_budget, p_kind text, p_run_ids uuid[] DEFAULT '{}'::uuid[]) RETURNS void
     LANGUAGE plpgsql
@@ -4365,15 +4683,15 @@ begin
     return;
   end if;
   if not exists (select from public.budget_events where budget_id = p_budget.id and period_key = p_budget.period_key
-      and event_kind = p_kind) then
+      and event_kind = p_kind and revision = p_budget.revision) then
     -- Whoever holds the budget is not waited for: the next pass tells it.
     perform from public.budgets where id = p_budget.id for key share skip locked;
     if not found then
       return;
     end if;
     v_frame := dispatcher.budget_frame(p_budget, p_kind);
-    insert into public.budget_events (tenant_id, budget_id, period_key, event_kind, detail)
-    values (p_tenant_id, p_budget.id, p_budget.period_key, p_kind, jsonb_build_object(
+    insert into public.budget_events (tenant_id, budget_id, period_key, event_kind, revision, detail)
+    values (p_tenant_id, p_budget.id, p_budget.period_key, p_kind, p_budget.revision, jsonb_build_object(
       'spend_usd', v_frame -> 'spend_usd', 'spend_tokens', v_frame -> 'spend_tokens', 'cap_usd', v_frame -> 'cap_usd',
       'cap_tokens', v_frame -> 'cap_tokens', 'action', v_frame -> 'action'))
     on conflict on constraint budget_events_once do nothing;
@@ -4388,7 +4706,7 @@ begin
 end
 $$;
 
-COMMENT ON FUNCTION dispatcher.record_budget_event(p_tenant_id uuid, p_budget dispatcher.evaluated_budget, p_kind text, p_run_ids uuid[]) IS 'Writes a budget event once per budget, period and kind, and broadcasts it once unless it is a warning. Runs a hard stop has cancelled (p_run_ids) join its one event.';
+COMMENT ON FUNCTION dispatcher.record_budget_event(p_tenant_id uuid, p_budget dispatcher.evaluated_budget, p_kind text, p_run_ids uuid[]) IS 'Writes a budget event once per budget, its revision, period and kind, and broadcasts it once unless it is a warning. Runs a hard stop has cancelled (p_run_ids) join its one event.';
 
 CREATE FUNCTION dispatcher.record_definitions(p_fingerprint text) RETURNS void
     LANGUAGE plpgsql
@@ -4555,33 +4873,34 @@ CREATE FUNCTION dispatcher.refuse_workflow_caller(p_code text, p_run public.work
     SET search_path TO ''
     AS $$
 declare
-  v_booked boolean := false;
+  v_before constant public.workflow_runs := p_run;
+  v_booked jsonb;
 begin
-  if p_code in ('finished', 'held') then
-    p_run := dispatcher.book_workflow_usage(p_run, p_usage);
+  if p_run.id is null then
+    return dispatcher.refuse_run(p_run_id, 'not_found') || '{"usage_booked": false}';
   elsif p_code = 'not_yours' then
-    v_booked := dispatcher.book_lost_claim_usage(p_tenant_id, p_run_id, p_session, p_claim_token, p_usage);
+    v_booked := dispatcher.book_lost_claim(p_run, p_session, p_claim_token, p_usage);
+  elsif dispatcher.workflow_usage_values(coalesce(p_usage, '{}')) <> '{}' then
+    p_run := dispatcher.book_workflow_usage(p_run, p_usage);
+    v_booked := dispatcher.booked_since(v_before, p_run);
   end if;
-  v_booked := v_booked or (p_code in ('finished', 'held') and dispatcher.workflow_usage_values(coalesce(p_usage,
-      '{}')) <> '{}');
-  return case when p_run.id is null then dispatcher.refuse_run(p_run_id, 'not_found')
-      else dispatcher.workflow_answer(p_code, p_run) end
-         || jsonb_build_object('usage_booked', v_booked);
+  return dispatcher.workflow_answer(p_code, p_run)
+      || jsonb_build_object('usage_booked', v_booked is not null, 'booked', v_booked);
 end
 $$;
 
-COMMENT ON FUNCTION dispatcher.refuse_workflow_caller(p_code text, p_run public.workflow_runs, p_tenant_id uuid, p_run_id uuid, p_session text, p_claim_token uuid, p_usage jsonb) IS 'The answer to a session that does not hold the run (any more), or may not end it while it is paused; a cost it brings is booked nevertheless.';
+COMMENT ON FUNCTION dispatcher.refuse_workflow_caller(p_code text, p_run public.workflow_runs, p_tenant_id uuid, p_run_id uuid, p_session text, p_claim_token uuid, p_usage jsonb) IS 'The answer to a session that does not hold the run (any more), or may not end it while it is paused; a cost it brings is booked nevertheless: usage_booked, booked {cost_usd, tokens}.';
 
 CREATE FUNCTION dispatcher.refuse_workflow_event_change() RETURNS trigger
     LANGUAGE plpgsql
     SET search_path TO ''
     AS $$
 begin
-  raise exception 'events of runs are append-only' using errcode = 'OD012';
+  raise exception '% is append-only', tg_table_name using errcode = 'OD012';
 end
 $$;
 
-COMMENT ON FUNCTION dispatcher.refuse_workflow_event_change() IS 'Events of runs are append-only: an update is refused with OD012.';
+COMMENT ON FUNCTION dispatcher.refuse_workflow_event_change() IS 'Events and bookings of runs are append-only: an update is refused with OD012.';
 
 CREATE FUNCTION dispatcher.release_forgotten_leases(p_sweeper dispatcher.claimant, p_limit integer) RETURNS integer
     LANGUAGE plpgsql
@@ -4739,6 +5058,27 @@ end
 $$;
 
 COMMENT ON FUNCTION dispatcher.renew_wake_leases(p_instance_id uuid, p_wake_ids uuid[], p_lease_seconds integer) IS 'Prolongs the leases taken during the given live wakes of this instance, so that a lease never ends before the work. Answers how many.';
+
+CREATE FUNCTION dispatcher.repeat_end(p_run public.workflow_runs, p_usage jsonb) RETURNS jsonb
+    LANGUAGE plpgsql
+    SET search_path TO ''
+    AS $$
+declare
+  v_before constant public.workflow_runs := p_run;
+  v_usage constant jsonb := dispatcher.workflow_usage_values(coalesce(p_usage, '{}'));
+begin
+  -- A repeat says the same once more: only a cost that was not known yet is news. Another one is for the usage command.
+  if p_run.cost_estimate is null then
+    p_run := dispatcher.book_workflow_usage(p_run, p_usage);
+  end if;
+  return dispatcher.workflow_answer('already', p_run) || jsonb_build_object(
+    'booked', dispatcher.booked_since(v_before, p_run),
+    'usage_ignored', v_before.cost_estimate is not null
+        and (v_usage ->> 'cost_usd')::numeric is distinct from v_before.cost_estimate and v_usage ? 'cost_usd');
+end
+$$;
+
+COMMENT ON FUNCTION dispatcher.repeat_end(p_run public.workflow_runs, p_usage jsonb) IS 'The answer to a session that ends its run once more. usage_ignored: it brought another cost than the one that is booked, and that was left as it is.';
 
 CREATE FUNCTION dispatcher.requeue_chosen_items(p_agent_ids uuid[], p_items uuid[], p_owners uuid[]) RETURNS uuid[]
     LANGUAGE plpgsql
@@ -4940,7 +5280,7 @@ begin
     p_money.budgets, p_run.owner_agent_id,
     (select department_id from public.agent_profiles where tenant_id = p_run.tenant_id
         and agent_id = p_run.owner_agent_id),
-    p_run.workflow_type, -coalesce(p_run.reserved_usd, v_usd), -coalesce(p_run.reserved_tokens, v_tokens));
+    p_run.workflow_type, -coalesce(p_run.reserved_usd, 0), -coalesce(p_run.reserved_tokens, 0));
   v_gate := dispatcher.budget_verdict(budgets, v_target.agent_id, v_target.department_id, p_run.workflow_type, v_usd,
       v_tokens);
   if v_gate.verdict <> 'ok' or not v_target.is_open then
@@ -4991,7 +5331,7 @@ begin
            started_at = null, deadline_at = null, last_heartbeat_at = null, claim_token = null, session_id = null,
                wake_id = null,
            reserved_usd = null, reserved_tokens = null, cost_estimate = null, input_tokens = null, output_tokens = null,
-           cached_tokens = null, reported_at = null, accounted_at = null
+           cached_tokens = null, reported_at = null, assumed_usd = null, assumed_tokens = null
      where id = p_run.id returning * into p_run;
   end if;
   return p_run;
@@ -4999,6 +5339,22 @@ end
 $$;
 
 COMMENT ON FUNCTION dispatcher.return_workflow_run(p_run public.workflow_runs, p_how text) IS 'Gives a claim back: the run returns to the queue with its reservation freed, at most 3 times, then it fails. The caller has locked it.';
+
+CREATE FUNCTION dispatcher.revise_budget() RETURNS trigger
+    LANGUAGE plpgsql
+    SET search_path TO ''
+    AS $$
+begin
+  if (new.cap_usd, new.cap_tokens, new.action_on_exceed) is distinct from
+     (old.cap_usd, old.cap_tokens, old.action_on_exceed) then
+    new.revision := old.revision + 1;
+  end if;
+  new.updated_at := now();
+  return new;
+end
+$$;
+
+COMMENT ON FUNCTION dispatcher.revise_budget() IS 'Before an update of a budget: another cap or action is another revision, whose breaches are told anew.';
 
 CREATE FUNCTION dispatcher.row_error(p_phase text, p_run_id uuid, p_error text, p_code text) RETURNS jsonb
     LANGUAGE sql IMMUTABLE
@@ -5472,26 +5828,36 @@ $$;
 COMMENT ON FUNCTION dispatcher.settle_stalled_agents(p_sweeper dispatcher.claimant, p_limit integer) IS 'Sets the pending items of stalled agents aside and notifies once per stall.';
 
 CREATE FUNCTION dispatcher.settle_workflow_claim(p_run public.workflow_runs, p_as text) RETURNS void
-    LANGUAGE sql
+    LANGUAGE plpgsql
     SET search_path TO ''
     AS $$
-  -- Whoever gave a sign of life has worked: what it did not report counts as what was reserved for it, never as
-  -- nothing.
+declare
+  v_configured constant record := dispatcher.configured_estimates(p_run.tenant_id);
+  v_usd constant numeric := coalesce(dispatcher.known_cost(p_run.cost_estimate),
+      dispatcher.known_cost(p_run.assumed_usd), greatest(dispatcher.known_cost(p_run.reserved_usd), v_configured.usd));
+  v_tokens constant bigint := coalesce(dispatcher.known_tokens(p_run.input_tokens, p_run.output_tokens),
+      case when p_run.assumed_tokens >= 0 then p_run.assumed_tokens end,
+      greatest(p_run.reserved_tokens, v_configured.tokens));
+begin
+  -- Whoever gave a sign of life has worked: what it did not report is assumed, never nothing.
+  if p_run.reported_at is null and p_run.started_at is null and p_run.finished_at is null then
+    return;
+  elsif p_run.finished_at is not null and p_run.claimed_at is null and p_run.reported_at is null then
+    return;
+  end if;
   insert into public.workflow_claims as claim (
     claim_token, tenant_id, run_id, workflow_type, agent_id, session_id, attempt, claimed_at, ended_at, ended_as,
-        cost_usd, tokens, accounted_at)
-  select coalesce(p_run.claim_token, gen_random_uuid()), p_run.tenant_id, p_run.id, p_run.workflow_type,
-      p_run.owner_agent_id,
-         coalesce(p_run.session_id, 'unknown'), p_run.dispatch_attempts, coalesce(p_run.claimed_at, now()), now(), p_as,
-         coalesce(dispatcher.known_cost(p_run.cost_estimate), p_run.reserved_usd),
-         coalesce(dispatcher.known_tokens(p_run.input_tokens, p_run.output_tokens), p_run.reserved_tokens),
-         coalesce(p_run.accounted_at, now())
-   where p_run.accounted_at is not null or p_run.started_at is not null
-  on conflict (claim_token) do update set cost_usd = excluded.cost_usd, tokens = excluded.tokens,
-      accounted_at = excluded.accounted_at
+        cost_usd, tokens)
+  values (coalesce(p_run.claim_token, gen_random_uuid()), p_run.tenant_id, p_run.id, p_run.workflow_type,
+          p_run.owner_agent_id, coalesce(p_run.session_id, 'unknown'), p_run.dispatch_attempts,
+          coalesce(p_run.claimed_at, now()), now(), p_as, v_usd, v_tokens)
+  on conflict (claim_token) do update set cost_usd = excluded.cost_usd, tokens = excluded.tokens;
+  perform dispatcher.book(p_run, p_run.dispatch_attempts, p_run.owner_agent_id,
+      v_usd - dispatcher.booked_usd(p_run), v_tokens - dispatcher.booked_tokens(p_run), 'assumed');
+end
 $$;
 
-COMMENT ON FUNCTION dispatcher.settle_workflow_claim(p_run public.workflow_runs, p_as text) IS 'Moves what the present claim of a run has cost from the run to the claim, where the budgets find it once the run starts a new account. A claim without a report or a heartbeat cost nothing. The caller empties the run.';
+COMMENT ON FUNCTION dispatcher.settle_workflow_claim(p_run public.workflow_runs, p_as text) IS 'Keeps with the present claim of a run what is booked for it, and books what is assumed for what it did not report. A claim without a report or a heartbeat cost nothing. The caller empties the run.';
 
 CREATE FUNCTION dispatcher.shown(p_text text) RETURNS text
     LANGUAGE sql IMMUTABLE
@@ -5555,6 +5921,19 @@ end
 $_$;
 
 COMMENT ON FUNCTION dispatcher.since(p_since text) IS 'A time, or an age (90s, 30m, 2h, 7d) before now; NULL for NULL. Raises OD002 for anything else.';
+
+CREATE FUNCTION dispatcher.source_of_booking(p_run public.workflow_runs, p_usd numeric) RETURNS text
+    LANGUAGE sql STABLE
+    SET search_path TO ''
+    AS $$
+  select case when nullif(current_setting('dispatcher.booking_source', true), '') is not null
+              then current_setting('dispatcher.booking_source')
+              when p_usd <> 0 and dispatcher.known_cost(p_run.cost_estimate) is null
+                or p_usd = 0 and dispatcher.known_tokens(p_run.input_tokens, p_run.output_tokens) is null
+              then 'assumed' else 'report' end
+$$;
+
+COMMENT ON FUNCTION dispatcher.source_of_booking(p_run public.workflow_runs, p_usd numeric) IS 'Where a booking comes from: what the transaction says (correction), else whether the run tells of it.';
 
 CREATE FUNCTION dispatcher.spend_attempt_of_lost_wake(p_wake public.agent_wakes) RETURNS uuid[]
     LANGUAGE plpgsql
@@ -5698,7 +6077,8 @@ begin
              claim_token = null,
          session_id = null, wake_id = null, reserved_usd = null, reserved_tokens = null, cost_estimate = null,
              input_tokens = null,
-         output_tokens = null, cached_tokens = null, reported_at = null, accounted_at = null
+         output_tokens = null, cached_tokens = null, reported_at = null, assumed_usd = null, assumed_tokens = null,
+         last_error = null, last_error_at = null
    where id = p_run.id returning * into p_run;
   perform set_config('dispatcher.override_run', '', true);
   delete from public.workflow_respawns where run_id = p_run.id;
@@ -5804,6 +6184,7 @@ declare
   v_seen integer := 0;
   v_stopped integer := 0;
   v_errors jsonb := '[]';
+  v_broken constant text := dispatcher.broken_budgets(v_money.budgets);
   v_told text := dispatcher.tell_budget_recoveries(p_tick.tenant_id, v_money.budgets);
 begin
   foreach v_budget in array v_money.budgets loop
@@ -5819,7 +6200,8 @@ begin
     exit when v_seen >= p_limit;
   end loop;
   return jsonb_build_object('stopped', v_stopped, 'errors', v_errors, 'again', v_seen >= p_limit and v_stopped > 0,
-                            'budget_error', coalesce(v_money.error, v_told), 'budgets_open', v_money.error is not null);
+                            'budget_error', coalesce(v_broken, v_money.error, v_told),
+                            'budgets_open', v_money.error is not null or v_broken is not null);
 end
 $$;
 
@@ -5927,7 +6309,8 @@ begin
   perform dispatcher.note_workflow_actor(coalesce(p_agent, p_run.owner_agent_id), null);
   update public.workflow_runs as run
      set status = 'claimed', claimed_at = now(), claimed_by = coalesce(p_agent, run.owner_agent_id),
-         session_id = p_session,
+         session_id = p_session, assumed_usd = null, assumed_tokens = null, reported_at = null,
+         cost_estimate = case when run.reported_at is null then run.cost_estimate end,
          claim_token = gen_random_uuid(), last_heartbeat_at = now(), started_at = null, blocker_type = null,
              blocker_description = null,
          deadline_at = dispatcher.deadline_of_run(now(), dispatcher.workflow_timeout_minutes(run.tenant_id,
@@ -6261,8 +6644,9 @@ begin
   v_settings.stale_dispatch_seconds := dispatcher.setting(p_settings, 'stale_dispatch_seconds', 300, 0, 86400 * 365);
   v_settings.max_dispatch_retries := dispatcher.setting(p_settings, 'max_dispatch_retries', 3, 0, 1000000);
   v_settings.stale_claim_seconds := dispatcher.setting(p_settings, 'stale_claim_seconds', 600, 0, 86400 * 365);
-  v_settings.workflow_cost_estimate_usd := dispatcher.setting(p_settings, 'workflow_cost_estimate_usd', null, 0,
+  v_settings.workflow_cost_estimate_usd := dispatcher.setting(p_settings, 'workflow_cost_estimate_usd', 0.10, 0,
       999999);
+  v_settings.workflow_token_estimate := dispatcher.setting(p_settings, 'workflow_token_estimate', 20000, 0, 1e15);
   return v_settings;
 end
 $$;
@@ -6339,7 +6723,8 @@ CREATE FUNCTION dispatcher.unspent_budgets(p_tenant_id uuid, p_action text, p_no
   select coalesce(array_agg(row(
            budget.id, budget.name, budget.scope, budget.scope_id, budget.period, running.period_key, running.starts_at,
                running.ends_at,
-           budget.action_on_exceed, budget.fail_closed, budget.cap_usd, budget.cap_tokens, 0, 0, 0, 0, running.error
+           budget.action_on_exceed, budget.fail_closed, budget.cap_usd, budget.cap_tokens, 0, 0, 0, 0, running.error,
+               budget.revision
          )::dispatcher.evaluated_budget order by budget.scope, budget.scope_id, budget.period, budget.id), '{}')
     from public.budgets as budget
     left join dispatcher.budget_periods(p_tenant_id, p_now) as running on running.period = budget.period
@@ -6415,7 +6800,7 @@ CREATE FUNCTION dispatcher.waiting_groups(p_tenant_id uuid, p_estimates jsonb, p
                waiting.is_open,
            waiting.due, waiting.oldest, waiting.priorities, waiting.route_priority, waiting.slots, waiting.usd,
                waiting.tokens,
-           gate.verdict, gate.holders)::dispatcher.waiting_group), '{}')
+           gate.verdict, gate.holders, gate.reason)::dispatcher.waiting_group), '{}')
     from (
       select queued.*, coalesce(queued.pinned_agent_id, route.agent_id) as agent_id, profile.department_id,
              case when agent.id is not null then agent.gateway_id else only_one.gateway_id end as gateway_id,
@@ -6736,7 +7121,48 @@ $$;
 
 COMMENT ON FUNCTION dispatcher.warm_insert() IS 'Has the foreign keys of agent_wakes checked once, and undoes it.';
 
-CREATE FUNCTION dispatcher.with_spend(p_tenant_id uuid, p_budgets dispatcher.evaluated_budget[], p_estimates jsonb) RETURNS dispatcher.evaluated_budget[]
+CREATE FUNCTION dispatcher.with_error(p_budgets dispatcher.evaluated_budget[], p_error text) RETURNS dispatcher.evaluated_budget[]
+    LANGUAGE plpgsql IMMUTABLE
+    SET search_path TO ''
+    AS $$
+begin
+  for v_place in 1 .. cardinality(p_budgets) loop
+    p_budgets[v_place].error := coalesce(p_budgets[v_place].error, p_error);
+  end loop;
+  return p_budgets;
+end
+$$;
+
+COMMENT ON FUNCTION dispatcher.with_error(p_budgets dispatcher.evaluated_budget[], p_error text) IS 'Budgets that cannot be evaluated, each with the error: those that are fail_closed hold.';
+
+CREATE FUNCTION dispatcher.with_estimates(p_run public.workflow_runs) RETURNS public.workflow_runs
+    LANGUAGE plpgsql STABLE
+    SET search_path TO ''
+    AS $$
+declare
+  v_estimate record;
+begin
+  -- Unknown is never free, also for a row that somebody put in by hand.
+  if coalesce(p_run.paused_from, p_run.status) in ('dispatched', 'claimed', 'running')
+     and num_nonnulls(p_run.reserved_usd, p_run.reserved_tokens) < 2 then
+    v_estimate := dispatcher.estimate_of_type(p_run.tenant_id, p_run.workflow_type);
+    p_run.reserved_usd := coalesce(p_run.reserved_usd, v_estimate.usd);
+    p_run.reserved_tokens := coalesce(p_run.reserved_tokens, v_estimate.tokens);
+  elsif p_run.finished_at is not null and p_run.claimed_at is not null
+     and (coalesce(dispatcher.known_cost(p_run.cost_estimate), p_run.assumed_usd) is null
+          or coalesce(dispatcher.known_tokens(p_run.input_tokens, p_run.output_tokens), p_run.assumed_tokens) is null)
+  then
+    v_estimate := dispatcher.configured_estimates(p_run.tenant_id);
+    p_run.assumed_usd := greatest(dispatcher.known_cost(p_run.reserved_usd), v_estimate.usd);
+    p_run.assumed_tokens := greatest(p_run.reserved_tokens, v_estimate.tokens);
+  end if;
+  return p_run;
+end
+$$;
+
+COMMENT ON FUNCTION dispatcher.with_estimates(p_run public.workflow_runs) IS 'The row with what is reserved for it while it is open, and what counts for it where it ended without a report: what was reserved, at least the configured estimate.';
+
+CREATE FUNCTION dispatcher.with_spend(p_tenant_id uuid, p_budgets dispatcher.evaluated_budget[]) RETURNS dispatcher.evaluated_budget[]
     LANGUAGE sql STABLE
     SET search_path TO ''
     AS $$
@@ -6745,17 +7171,17 @@ CREATE FUNCTION dispatcher.with_spend(p_tenant_id uuid, p_budgets dispatcher.eva
                budget.ends_at,
            budget.action, budget.fail_closed, budget.cap_usd, budget.cap_tokens, coalesce(spend.settled_usd, 0),
            coalesce(spend.settled_tokens, 0), coalesce(spend.reserved_usd, 0), coalesce(spend.reserved_tokens, 0),
-               budget.error
+               budget.error, budget.revision
          )::dispatcher.evaluated_budget order by budget.scope, budget.scope_id, budget.period, budget.id), '{}')
     from unnest(p_budgets) as budget
     left join dispatcher.workflow_spend(
            p_tenant_id, array(select distinct one.starts_at from unnest(p_budgets) as one
-               where one.starts_at is not null), p_estimates) as spend
+               where one.starts_at is not null)) as spend
       on spend.starts_at = budget.starts_at and spend.scope = budget.scope
           and coalesce(spend.scope_id, '') = coalesce(budget.scope_id, '')
 $$;
 
-COMMENT ON FUNCTION dispatcher.with_spend(p_tenant_id uuid, p_budgets dispatcher.evaluated_budget[], p_estimates jsonb) IS 'Budgets with what their periods have spent and reserved.';
+COMMENT ON FUNCTION dispatcher.with_spend(p_tenant_id uuid, p_budgets dispatcher.evaluated_budget[]) IS 'Budgets with what their periods have spent and reserved.';
 
 CREATE FUNCTION dispatcher.workflow_actor() RETURNS text
     LANGUAGE plpgsql STABLE
@@ -6787,8 +7213,8 @@ CREATE FUNCTION dispatcher.workflow_answer(p_code text, p_run public.workflow_ru
     LANGUAGE sql STABLE
     SET search_path TO ''
     AS $$
-  select jsonb_build_object('applied', p_code in ('ok', 'already'), 'code', p_code, 'run_id', p_run.id, 'status',
-      p_run.status,
+  select jsonb_build_object('applied', p_code in ('ok', 'already', 'kept'), 'code', p_code, 'run_id', p_run.id,
+                            'status', p_run.status,
                             'run', case when p_run.id is not null then dispatcher.workflow_run_json(p_run) end)
 $$;
 
@@ -6817,7 +7243,7 @@ CREATE FUNCTION dispatcher.workflow_estimate(p_estimates jsonb, p_workflow_type 
 
 COMMENT ON FUNCTION dispatcher.workflow_estimate(p_estimates jsonb, p_workflow_type text, p_what text) IS 'The estimate (usd or tokens) for a type out of workflow_estimates.';
 
-CREATE FUNCTION dispatcher.workflow_estimates(p_tenant_id uuid, p_default_usd numeric) RETURNS jsonb
+CREATE FUNCTION dispatcher.workflow_estimates(p_tenant_id uuid) RETURNS jsonb
     LANGUAGE sql STABLE
     SET search_path TO ''
     AS $$
@@ -6828,26 +7254,14 @@ CREATE FUNCTION dispatcher.workflow_estimates(p_tenant_id uuid, p_default_usd nu
     union
     select workflow_type from public.workflow_runs where tenant_id = p_tenant_id
         and status in ('dispatched', 'claimed', 'running')
-  ), reported as (
-    select types.workflow_type, average.usd, average.tokens
-      from types
-      cross join lateral (
-        select avg(dispatcher.known_cost(recent.cost_estimate)) as usd,
-               least(avg(dispatcher.known_tokens(recent.input_tokens, recent.output_tokens)), 1e15) as tokens
-          from (select run.cost_estimate, run.input_tokens, run.output_tokens from public.workflow_runs as run
-                 where run.tenant_id = p_tenant_id and run.workflow_type = types.workflow_type
-                   and run.reported_at is not null and run.finished_at is not null
-                 order by run.reported_at desc limit 20) as recent) as average
-  ), otherwise as (
-    select case when p_default_usd >= 0 and p_default_usd < 1000000 then p_default_usd end as usd
   )
-  select coalesce(jsonb_object_agg(workflow_type, jsonb_build_object('usd', usd, 'tokens', tokens)), '{}')
-         || jsonb_build_object('', jsonb_build_object(
-              'usd', coalesce((select usd from otherwise), avg(usd), 0.10), 'tokens', coalesce(avg(tokens), 0)))
-    from reported
+  select coalesce(jsonb_object_agg(estimate.workflow_type, to_jsonb(estimate) - 'workflow_type'), '{}')
+         || jsonb_build_object('', (select jsonb_build_object('usd', usd, 'usd_reports', 0, 'tokens', tokens,
+             'tokens_reports', 0) from dispatcher.configured_estimates(p_tenant_id)))
+    from dispatcher.estimates_of_types(p_tenant_id, array(select workflow_type from types)) as estimate
 $$;
 
-COMMENT ON FUNCTION dispatcher.workflow_estimates(p_tenant_id uuid, p_default_usd numeric) IS 'What a run of each type is expected to cost: {type: {usd, tokens}} as the mean of its last 20 reported runs; under "" what holds for a type without any (the setting, else the mean of the other types, else 0.10 USD).';
+COMMENT ON FUNCTION dispatcher.workflow_estimates(p_tenant_id uuid) IS 'What a run of each type is expected to cost: {type: {usd, usd_reports, tokens, tokens_reports}}, the median of so many reports, or what is configured (0 reports); under "" what is configured.';
 
 CREATE FUNCTION dispatcher.workflow_period(p_period text, p_timezone text, p_now timestamp with time zone, OUT period_key text, OUT starts_at timestamp with time zone, OUT ends_at timestamp with time zone) RETURNS record
     LANGUAGE plpgsql STABLE
@@ -6861,75 +7275,68 @@ begin
     when 'daily' then
       v_start := date_trunc('day', v_local);
       period_key := to_char(v_start, 'YYYY-MM-DD');
-      ends_at := (v_start + interval '1 day') at time zone p_timezone;
+      ends_at := dispatcher.earliest_instant(v_start + interval '1 day', p_timezone);
     when 'weekly' then
       v_start := date_trunc('week', v_local);
       period_key := to_char(v_start, 'IYYY"-W"IW');
-      ends_at := (v_start + interval '7 days') at time zone p_timezone;
+      ends_at := dispatcher.earliest_instant(v_start + interval '7 days', p_timezone);
     when 'monthly' then
       v_start := date_trunc('month', v_local);
       period_key := to_char(v_start, 'YYYY-MM');
-      ends_at := (v_start + interval '1 month') at time zone p_timezone;
+      ends_at := dispatcher.earliest_instant(v_start + interval '1 month', p_timezone);
     else
       raise exception 'unknown period %', p_period using errcode = 'OD011';
   end case;
-  starts_at := v_start at time zone p_timezone;
+  starts_at := least(dispatcher.earliest_instant(v_start, p_timezone), p_now);
 end
 $$;
 
-COMMENT ON FUNCTION dispatcher.workflow_period(p_period text, p_timezone text, p_now timestamp with time zone, OUT period_key text, OUT starts_at timestamp with time zone, OUT ends_at timestamp with time zone) IS 'The period a moment falls into in a zone: its key (2026-11-30, 2026-W49, 2026-11), local start and end. Raises for an unknown zone.';
+COMMENT ON FUNCTION dispatcher.workflow_period(p_period text, p_timezone text, p_now timestamp with time zone, OUT period_key text, OUT starts_at timestamp with time zone, OUT ends_at timestamp with time zone) IS 'The period a moment falls into in a zone: its key (2026-11-30, 2026-W49, 2026-11), the earliest instants of its first local date and of the date after its last. It never starts after p_now. Raises for an unknown zone.';
 
 CREATE FUNCTION dispatcher.workflow_run_json(p_run public.workflow_runs) RETURNS jsonb
     LANGUAGE sql STABLE
     SET search_path TO ''
     AS $$ select dispatcher.shown_row(to_jsonb(p_run) - array['claim_token', 'reserved_usd', 'reserved_tokens',
-    'request_key']) $$;
+    'assumed_usd', 'assumed_tokens', 'request_key']) $$;
 
 COMMENT ON FUNCTION dispatcher.workflow_run_json(p_run public.workflow_runs) IS 'A run as it is shown: everything but its fence and what is internal to budgets.';
 
-CREATE FUNCTION dispatcher.workflow_spend(p_tenant_id uuid, p_starts timestamp with time zone[], p_estimates jsonb) RETURNS TABLE(starts_at timestamp with time zone, scope text, scope_id text, settled_usd numeric, settled_tokens numeric, reserved_usd numeric, reserved_tokens numeric)
+CREATE FUNCTION dispatcher.workflow_spend(p_tenant_id uuid, p_starts timestamp with time zone[]) RETURNS TABLE(starts_at timestamp with time zone, scope text, scope_id text, settled_usd numeric, settled_tokens numeric, reserved_usd numeric, reserved_tokens numeric)
     LANGUAGE sql STABLE
     SET search_path TO ''
     AS $$
-  -- What is unknown, negative or NaN counts as its estimate. Unreported active runs belong to every running period:
-  -- they will be settled in it. A held one still is: what it reserves must be there when it goes on.
-  with spent as (
-    select period.starts_at, run.owner_agent_id as agent_id, run.workflow_type,
-           -- Tokens are summed as integers where they are told: many times quicker than as numerics.
-           coalesce(sum(run.cost_estimate) filter (where run.cost_estimate between 0 and 1000000), 0)
-             + coalesce(sum(coalesce(run.reserved_usd, (p_estimates -> run.workflow_type ->> 'usd')::numeric,
-                                     (p_estimates -> '' ->> 'usd')::numeric))
-                          filter (where (run.cost_estimate between 0 and 1000000) is not true), 0) as settled_usd,
-           coalesce(sum(run.input_tokens) filter (where least(run.input_tokens, run.output_tokens) >= 0), 0)
-             + coalesce(sum(run.output_tokens) filter (where least(run.input_tokens, run.output_tokens) >= 0), 0)
-             + coalesce(sum(coalesce(run.reserved_tokens, (p_estimates -> run.workflow_type ->> 'tokens')::numeric,
-                                     (p_estimates -> '' ->> 'tokens')::numeric))
-                          filter (where (least(run.input_tokens, run.output_tokens) >= 0) is not true),
-                              0) as settled_tokens,
-           0::numeric as reserved_usd, 0::numeric as reserved_tokens
-      from unnest(p_starts) as period (starts_at)
-      join public.workflow_runs as run on run.tenant_id = p_tenant_id and run.accounted_at >= period.starts_at
-     group by period.starts_at, run.owner_agent_id, run.workflow_type
+  -- The books are read once: each booking falls behind the last of the moments (in their order) it is not before.
+  with starts as (
+    select array_agg(moment order by moment) as moments
+      from (select distinct moment from unnest(p_starts) as moment where moment is not null) as given
+  ), booked as (
+    select width_bucket(booking.at, starts.moments) as place, booking.agent_id, booking.workflow_type,
+           sum(booking.cost_usd) as usd, sum(booking.tokens) as tokens
+      from starts
+      join public.workflow_bookings as booking on booking.tenant_id = p_tenant_id
+       and booking.at >= starts.moments[1]
+     group by 1, 2, 3
+  ), spent as (
+    select period.starts_at, booked.agent_id, booked.workflow_type, booked.usd as settled_usd,
+           booked.tokens as settled_tokens, 0::numeric as reserved_usd, 0::numeric as reserved_tokens
+      from starts
+      cross join unnest(starts.moments) with ordinality as period (starts_at, place)
+      join booked on booked.place >= period.place
     union all
-    select period.starts_at, claim.agent_id, claim.workflow_type,
-           sum(coalesce(claim.cost_usd, (p_estimates -> claim.workflow_type ->> 'usd')::numeric,
-               (p_estimates -> '' ->> 'usd')::numeric)),
-           sum(coalesce(claim.tokens, (p_estimates -> claim.workflow_type ->> 'tokens')::numeric,
-                        (p_estimates -> '' ->> 'tokens')::numeric)), 0, 0
-      from unnest(p_starts) as period (starts_at)
-      join public.workflow_claims as claim on claim.tenant_id = p_tenant_id and claim.accounted_at >= period.starts_at
-     group by period.starts_at, claim.agent_id, claim.workflow_type
-    union all
-    select period.starts_at, run.owner_agent_id, run.workflow_type, 0, 0,
-           sum(coalesce(run.reserved_usd, (p_estimates -> run.workflow_type ->> 'usd')::numeric,
-               (p_estimates -> '' ->> 'usd')::numeric)),
-           sum(coalesce(run.reserved_tokens, (p_estimates -> run.workflow_type ->> 'tokens')::numeric,
-                        (p_estimates -> '' ->> 'tokens')::numeric))
-      from unnest(p_starts) as period (starts_at)
-      join public.workflow_runs as run on run.tenant_id = p_tenant_id and run.accounted_at is null
-       and (run.status in ('dispatched', 'claimed', 'running')
-       or run.paused_from in ('dispatched', 'claimed', 'running'))
-     group by period.starts_at, run.owner_agent_id, run.workflow_type
+    -- What an open run has not reported of its reservation belongs to every running period: it will be booked in it. A
+    -- held run is open: what it reserves must be there when it goes on.
+    select period.starts_at, open.agent_id, open.workflow_type, 0, 0, open.usd, open.tokens
+      from starts
+      cross join unnest(starts.moments) as period (starts_at)
+      cross join (
+        select run.owner_agent_id as agent_id, run.workflow_type,
+               sum(greatest(coalesce(dispatcher.known_cost(run.reserved_usd), 0) - dispatcher.booked_usd(run),
+                            0)) as usd,
+               sum(greatest(coalesce(run.reserved_tokens, 0) - dispatcher.booked_tokens(run), 0)) as tokens
+          from public.workflow_runs as run
+         where run.tenant_id = p_tenant_id and (run.status in ('dispatched', 'claimed', 'running')
+             or run.paused_from in ('dispatched', 'claimed', 'running'))
+         group by run.owner_agent_id, run.workflow_type) as open
   )
   select spent.starts_at,
          case when grouping(spent.agent_id) = 0 then 'agent' when grouping(profile.department_id) = 0 then 'department'
@@ -6944,7 +7351,7 @@ CREATE FUNCTION dispatcher.workflow_spend(p_tenant_id uuid, p_starts timestamp w
                            (spent.starts_at, spent.workflow_type), (spent.starts_at))
 $$;
 
-COMMENT ON FUNCTION dispatcher.workflow_spend(p_tenant_id uuid, p_starts timestamp with time zone[], p_estimates jsonb) IS 'What every agent, department, project and the fleet have spent since each of the given moments, and what their unreported active runs reserve: one aggregate per period, whatever the number of budgets.';
+COMMENT ON FUNCTION dispatcher.workflow_spend(p_tenant_id uuid, p_starts timestamp with time zone[]) IS 'What is booked for every agent, department, project and the fleet since each of the given moments, and what their open runs reserve beyond that: one pass over the books, whatever the number of budgets and periods.';
 
 CREATE FUNCTION dispatcher.workflow_timeout_minutes(p_tenant_id uuid, p_workflow_type text) RETURNS integer
     LANGUAGE sql STABLE
@@ -7306,7 +7713,42 @@ CREATE FUNCTION public.complete_workflow_run(p_tenant_id uuid, p_run_id uuid, p_
     AS $$ select dispatcher.finish_workflow_run(p_tenant_id, p_run_id, p_session, p_claim_token, 'completed', p_output,
     null, p_usage) $$;
 
-COMMENT ON FUNCTION public.complete_workflow_run(p_tenant_id uuid, p_run_id uuid, p_session text, p_output jsonb, p_usage jsonb, p_claim_token uuid) IS 'The session that holds the run finished it, with its output and usage {cost_usd, input_tokens, output_tokens, cached_tokens, model}. A repeat is already; busy: ask again.';
+COMMENT ON FUNCTION public.complete_workflow_run(p_tenant_id uuid, p_run_id uuid, p_session text, p_output jsonb, p_usage jsonb, p_claim_token uuid) IS 'The session that holds the run finished it, with its output and usage {cost_usd, input_tokens, output_tokens, cached_tokens, model}. A repeat is already; kept: the run is held, and this is its end when it goes on; busy: ask again. booked: what that added to the books, {cost_usd, tokens}.';
+
+CREATE FUNCTION public.correct_workflow_usage(p_tenant_id uuid, p_run_id uuid, p_usage jsonb, p_actor text, p_reason text DEFAULT NULL::text, p_session text DEFAULT NULL::text) RETURNS jsonb
+    LANGUAGE plpgsql
+    SET search_path TO ''
+    SET lock_timeout TO '2s'
+    AS $$
+declare
+  v_run public.workflow_runs;
+  v_usage constant jsonb := dispatcher.workflow_usage_values(coalesce(p_usage, '{}'));
+  v_answer jsonb;
+begin
+  if not v_usage ?| array['cost_usd', 'input_tokens', 'output_tokens'] then
+    return dispatcher.invalid(array['usage: neither a cost nor tokens, from 0 on']);
+  end if;
+  v_run := dispatcher.lock_workflow_run(p_tenant_id, p_run_id);
+  if v_run.id is null then
+    return dispatcher.refuse_run(p_run_id, 'not_found');
+  end if;
+  perform set_config('dispatcher.booking_source', 'correction', true);
+  v_answer := dispatcher.correct_run(v_run, p_session, v_usage);
+  perform set_config('dispatcher.booking_source', '', true);
+  if v_answer ->> 'code' = 'ok' then
+    perform dispatcher.audit_workflow_action(p_tenant_id, p_actor, 'correct_usage', 'run:' || p_run_id,
+      jsonb_build_object('cost_usd', v_run.cost_estimate, 'input_tokens', v_run.input_tokens,
+                         'output_tokens', v_run.output_tokens),
+      v_usage || jsonb_build_object('session', left(p_session, 500), 'reason', left(p_reason, 4000),
+                                    'booked', v_answer -> 'booked'));
+  end if;
+  return v_answer;
+exception when lock_not_available then
+  return dispatcher.refuse_run(p_run_id, 'busy');
+end
+$$;
+
+COMMENT ON FUNCTION public.correct_workflow_usage(p_tenant_id uuid, p_run_id uuid, p_usage jsonb, p_actor text, p_reason text, p_session text) IS 'An operator says what a run has really cost in all ({cost_usd, input_tokens, output_tokens}), also after its end; p_session: a session the run has lost. The difference is booked now; audited. Answers {applied, code: ok | nothing_booked (nobody has worked on it) | invalid | not_found | busy, booked {cost_usd, tokens}, run}.';
 
 CREATE FUNCTION public.current_tenant_id() RETURNS uuid
     LANGUAGE sql STABLE
@@ -7427,7 +7869,7 @@ begin
   exception when lock_not_available then
     null;  -- Which revision this is must be told all the same.
   end;
-  return jsonb_build_object('revision', 50, 'fingerprint', '4fce63dc3f9de59a93640bb90e59433d2bc7a921ccce8842dd525458339b6a09', 'drift', v_drift);
+  return jsonb_build_object('revision', 51, 'fingerprint', 'be2f2a9e69be1156e8b5f211fad4a9e4c24aba739d1a956ae4e6071a8e17064d', 'drift', v_drift);
 end
 $$;
 
@@ -7610,7 +8052,7 @@ CREATE FUNCTION public.fail_workflow_run(p_tenant_id uuid, p_run_id uuid, p_sess
     AS $$ select dispatcher.finish_workflow_run(p_tenant_id, p_run_id, p_session, p_claim_token, 'failed', null, p_error,
     p_usage) $$;
 
-COMMENT ON FUNCTION public.fail_workflow_run(p_tenant_id uuid, p_run_id uuid, p_session text, p_error text, p_usage jsonb, p_claim_token uuid) IS 'The session that holds the run gave it up, with the reason. A repeat is already; busy: ask again.';
+COMMENT ON FUNCTION public.fail_workflow_run(p_tenant_id uuid, p_run_id uuid, p_session text, p_error text, p_usage jsonb, p_claim_token uuid) IS 'The session that holds the run gave it up, with the reason. A repeat is already; kept: the run is held, and this is its end when it goes on; busy: ask again.';
 
 CREATE FUNCTION public.finish_workflow_notifications(p_instance_id uuid, p_results jsonb) RETURNS jsonb
     LANGUAGE plpgsql
@@ -7680,6 +8122,7 @@ CREATE FUNCTION public.heartbeat_workflow_run(p_tenant_id uuid, p_run_id uuid, p
     AS $$
 declare
   v_run public.workflow_runs;
+  v_before public.workflow_runs;
   v_code text;
 begin
   v_run := dispatcher.lock_workflow_run(p_tenant_id, p_run_id);
@@ -7689,8 +8132,10 @@ begin
   end if;
   perform dispatcher.note_workflow_actor(v_run.claimed_by, null);
   v_run := dispatcher.start_workflow_run(v_run);
+  v_before := v_run;
   v_run := dispatcher.book_workflow_usage(v_run, p_usage);
   return dispatcher.workflow_answer('ok', v_run) || jsonb_build_object(
+    'booked', dispatcher.booked_since(v_before, v_run),
     'deadline_in', dispatcher.seconds_until(dispatcher.put_off(v_run.deadline_at, v_run.paused_at)));
 exception when lock_not_available then
   return dispatcher.refuse_run(p_run_id, 'busy');
@@ -7793,14 +8238,15 @@ $$;
 
 COMMENT ON FUNCTION public.lease_inbox_items(p_tenant_id uuid, p_agent_slug text, p_limit integer, p_lease_seconds integer, p_lease_token uuid, p_wake_id uuid) IS 'Leases up to p_limit (1-100) due items of an agent, oldest first, for p_lease_seconds (1-86400): {agent: {id, slug}, items: [...]}, or {code: unknown_agent | wake_over | busy}. The items of one call share p_lease_token; a repeat with the same token returns the same items. p_wake_id: the wake the caller belongs to; wake_over when the agent has another one by now.';
 
-CREATE FUNCTION public.list_budgets(p_tenant_id uuid, p_default_usd numeric DEFAULT NULL::numeric) RETURNS jsonb
+CREATE FUNCTION public.list_budgets(p_tenant_id uuid) RETURNS jsonb
     LANGUAGE sql STABLE
     SET search_path TO ''
     SET lock_timeout TO '1s'
     AS $$
   select jsonb_build_object('code', 'ok', 'budgets', coalesce(jsonb_agg(
            dispatcher.shown_row(to_jsonb(budget) - 'tenant_id') || coalesce(dispatcher.shown_row(to_jsonb(evaluated))
-              - array['id', 'name', 'scope', 'scope_id', 'period', 'action', 'fail_closed', 'cap_usd', 'cap_tokens'],
+              - array['id', 'name', 'scope', 'scope_id', 'period', 'action', 'fail_closed', 'cap_usd', 'cap_tokens',
+                      'revision'],
                   '{}')
            || jsonb_build_object('events', (select coalesce(jsonb_agg(event.event_kind order by event.id), '[]')
                                               from public.budget_events as event
@@ -7808,13 +8254,12 @@ CREATE FUNCTION public.list_budgets(p_tenant_id uuid, p_default_usd numeric DEFA
                                                and event.period_key = evaluated.period_key))
            order by budget.active desc, budget.scope, budget.scope_id, budget.period, budget.created_at), '[]'))
     from public.budgets as budget
-    left join unnest(dispatcher.evaluate_budgets(p_tenant_id,
-        dispatcher.workflow_estimates(p_tenant_id, p_default_usd))) as evaluated
+    left join unnest(dispatcher.evaluate_budgets(p_tenant_id)) as evaluated
       on evaluated.id = budget.id
    where budget.tenant_id = p_tenant_id
 $$;
 
-COMMENT ON FUNCTION public.list_budgets(p_tenant_id uuid, p_default_usd numeric) IS 'All budgets; the active ones with period, settled and reserved spend, and this period''s events.';
+COMMENT ON FUNCTION public.list_budgets(p_tenant_id uuid) IS 'All budgets; the active ones with period, settled and reserved spend, and this period''s events.';
 
 CREATE FUNCTION public.list_inbox_items(p_tenant_id uuid, p_gateway text, p_agent text, p_status text, p_limit integer) RETURNS jsonb
     LANGUAGE plpgsql STABLE
@@ -8185,22 +8630,26 @@ CREATE FUNCTION public.report_workflow_usage(p_tenant_id uuid, p_run_id uuid, p_
     SET lock_timeout TO '1s'
     AS $$
 declare
+  v_before public.workflow_runs;
   v_run public.workflow_runs;
   v_code text;
 begin
-  v_run := dispatcher.lock_workflow_run(p_tenant_id, p_run_id);
-  v_code := dispatcher.workflow_claim_state(v_run, p_session, p_claim_token);
-  if v_code not in ('ok', 'held') then
-    return dispatcher.refuse_workflow_caller(v_code, v_run, p_tenant_id, p_run_id, p_session, p_claim_token, p_usage);
+  v_before := dispatcher.lock_workflow_run(p_tenant_id, p_run_id);
+  v_code := dispatcher.workflow_claim_state(v_before, p_session, p_claim_token);
+  if v_code not in ('ok', 'held', 'finished') then
+    return dispatcher.refuse_workflow_caller(v_code, v_before, p_tenant_id, p_run_id, p_session, p_claim_token,
+        p_usage);
   end if;
-  return dispatcher.workflow_answer('ok', dispatcher.book_workflow_usage(v_run, p_usage))
-      || jsonb_build_object('usage_booked', true);
+  v_run := dispatcher.book_workflow_usage(v_before, p_usage);
+  return dispatcher.workflow_answer('ok', v_run) || jsonb_build_object(
+    'usage_booked', dispatcher.workflow_usage_values(coalesce(p_usage, '{}')) <> '{}',
+    'booked', dispatcher.booked_since(v_before, v_run));
 exception when lock_not_available then
   return dispatcher.refuse_run(p_run_id, 'busy');
 end
 $$;
 
-COMMENT ON FUNCTION public.report_workflow_usage(p_tenant_id uuid, p_run_id uuid, p_session text, p_usage jsonb, p_claim_token uuid) IS 'What the run has cost so far, as totals. Also after its end, and after a lost claim (then booked with that claim): usage_booked says whether it was.';
+COMMENT ON FUNCTION public.report_workflow_usage(p_tenant_id uuid, p_run_id uuid, p_session text, p_usage jsonb, p_claim_token uuid) IS 'What the run has cost so far, in all. Also after its end (ok), and after a lost claim (not_yours, booked with that claim). usage_booked: whether anything could be kept; booked: what that added, {cost_usd, tokens}.';
 
 CREATE FUNCTION public.request_wake(p_tenant_id uuid, p_gateway text, p_agent text, p_dry_run boolean, p_settings jsonb) RETURNS jsonb
     LANGUAGE plpgsql
@@ -8457,6 +8906,9 @@ CREATE FUNCTION public.show_workflow_run(p_tenant_id uuid, p_run_id uuid) RETURN
       'claims', (select coalesce(jsonb_agg(to_jsonb(claim) - array['claim_token', 'tenant_id', 'run_id',
           'workflow_type'] order by claim.claimed_at), '[]')
                    from public.workflow_claims as claim where claim.run_id = p_run_id),
+      'bookings', (select coalesce(jsonb_agg(to_jsonb(booking) - array['id', 'tenant_id', 'run_id', 'workflow_type']
+          order by booking.id), '[]')
+                     from public.workflow_bookings as booking where booking.run_id = p_run_id),
       'notifications', (select coalesce(jsonb_agg(to_jsonb(note) - array['claim_token', 'tenant_id', 'run_id']
           order by note.attempt), '[]')
                           from public.workflow_notifications as note where note.run_id = p_run_id),
@@ -8467,7 +8919,7 @@ CREATE FUNCTION public.show_workflow_run(p_tenant_id uuid, p_run_id uuid) RETURN
         and run.tenant_id = p_tenant_id
 $$;
 
-COMMENT ON FUNCTION public.show_workflow_run(p_tenant_id uuid, p_run_id uuid) IS 'One run whole: record, events, claims, notifications, approvals.';
+COMMENT ON FUNCTION public.show_workflow_run(p_tenant_id uuid, p_run_id uuid) IS 'One run whole: record, events, claims, what is booked for it, notifications, approvals.';
 
 CREATE FUNCTION public.stop_dispatcher_instance(p_instance_id uuid) RETURNS void
     LANGUAGE sql
@@ -8532,6 +8984,8 @@ CREATE FUNCTION public.workflow_stats(p_tenant_id uuid) RETURNS jsonb
                       coalesce(types.active, 0),
                   'held_by', case when types.queued > 0 then coalesce(tick.held_by -> types.workflow_type, '[]')
                       else '[]' end,
+                  'blocker', case when types.queued > 0 then tick.blockers ->> types.workflow_type end,
+                  'estimate', estimates.of_types -> types.workflow_type,
                   'oldest_queued_seconds', round(-dispatcher.seconds_until(types.oldest)))
                       order by types.workflow_type), '[]')
                   from (select coalesce(open.workflow_type, routed.workflow_type) as workflow_type, open.queued,
@@ -8548,7 +9002,9 @@ CREATE FUNCTION public.workflow_stats(p_tenant_id uuid) RETURNS jsonb
                                using (workflow_type)) as types
                   left join public.workflow_agent_routing as route
                     on route.tenant_id = p_tenant_id and route.workflow_type = types.workflow_type
-                  left join (select last_tick -> 'held_by' as held_by from public.dispatcher_instances
+                  cross join (select dispatcher.workflow_estimates(p_tenant_id) as of_types) as estimates
+                  left join (select last_tick -> 'held_by' as held_by, last_tick -> 'blockers' as blockers
+                               from public.dispatcher_instances
                               where tenant_id = p_tenant_id and last_tick is not null order by last_tick ->> 'at' desc
                                   limit 1) as tick on true),
     'no_route', (select count(*) from public.workflow_runs as run where run.tenant_id = p_tenant_id
@@ -8559,8 +9015,10 @@ CREATE FUNCTION public.workflow_stats(p_tenant_id uuid) RETURNS jsonb
                             from (select status, count(*) as number from public.workflow_runs
                                    where tenant_id = p_tenant_id and finished_at > now() - interval '24 hours'
                                        group by status) as recent),
-    'cost_last_24h_usd', (select coalesce(sum(dispatcher.known_cost(cost_estimate)), 0) from public.workflow_runs
-                           where tenant_id = p_tenant_id and accounted_at > now() - interval '24 hours'),
+    'cost_last_24h_usd', (select coalesce(sum(booking.cost_usd), 0) from public.workflow_bookings as booking
+                           where booking.tenant_id = p_tenant_id and booking.at > now() - interval '24 hours'),
+    'tokens_last_24h', (select coalesce(sum(booking.tokens), 0) from public.workflow_bookings as booking
+                         where booking.tenant_id = p_tenant_id and booking.at > now() - interval '24 hours'),
     'notifications', (select coalesce(jsonb_object_agg(noted.state, noted.number), '{}')
                         from (select state, count(*) as number from public.workflow_notifications
                             where tenant_id = p_tenant_id group by state) as noted),
@@ -8568,7 +9026,7 @@ CREATE FUNCTION public.workflow_stats(p_tenant_id uuid) RETURNS jsonb
         and last_tick is not null order by last_tick ->> 'at' desc limit 1))
 $$;
 
-COMMENT ON FUNCTION public.workflow_stats(p_tenant_id uuid) IS 'Runs by status and by type with their routes and the budgets that held them at the last tick, runs without a route, the last day, notifications, and the last tick.';
+COMMENT ON FUNCTION public.workflow_stats(p_tenant_id uuid) IS 'Runs by status and by type with their routes, the budgets that held them at the last tick and what a run is estimated to cost; runs without a route, the last day (its cost as the books have it), notifications, the last tick.';
 
 CREATE TABLE public.agent_budgets (
     agent_id uuid NOT NULL,
@@ -8775,11 +9233,10 @@ CREATE TABLE public.workflow_claims (
     worked_at timestamp with time zone,
     cost_usd numeric(12,6),
     tokens bigint,
-    accounted_at timestamp with time zone,
     CONSTRAINT workflow_claims_ended_as_something CHECK (((ended_at IS NULL) = (ended_as IS NULL)))
 );
 
-COMMENT ON TABLE public.workflow_claims IS 'Every claim of a run: which session held which attempt and how that ended. Costs of a claim that was lost are booked here, once.';
+COMMENT ON TABLE public.workflow_claims IS 'Every claim of a run: which session held which attempt and how that ended. cost_usd and tokens: what is booked for a claim that its run has left behind.';
 
 COMMENT ON COLUMN public.workflow_claims.wake_id IS 'The wake it was made in. No foreign key, as for workflow_runs.wake_id: its check would wait for whoever holds the wake.';
 
@@ -8867,10 +9324,11 @@ CREATE TABLE public.budget_events (
     event_kind text NOT NULL,
     detail jsonb DEFAULT '{}'::jsonb NOT NULL,
     created_at timestamp with time zone DEFAULT clock_timestamp() NOT NULL,
+    revision integer DEFAULT 1 NOT NULL,
     CONSTRAINT budget_events_event_kind_check CHECK ((event_kind = ANY (ARRAY['warned'::text, 'paused'::text, 'hard_stopped'::text, 'recovered'::text])))
 );
 
-COMMENT ON TABLE public.budget_events IS 'Breaches of budgets and their ends: each kind once per budget and period.';
+COMMENT ON TABLE public.budget_events IS 'Breaches of budgets and their ends: each kind once per budget, period and revision of the budget.';
 
 ALTER TABLE public.budget_events ALTER COLUMN id ADD GENERATED ALWAYS AS IDENTITY (
     SEQUENCE NAME public.budget_events_id_seq
@@ -8894,6 +9352,7 @@ CREATE TABLE public.budgets (
     action_on_exceed text DEFAULT 'warn'::text NOT NULL,
     active boolean DEFAULT true NOT NULL,
     fail_closed boolean DEFAULT false NOT NULL,
+    revision integer DEFAULT 1 NOT NULL,
     created_at timestamp with time zone DEFAULT now() NOT NULL,
     updated_at timestamp with time zone DEFAULT now() NOT NULL,
     CONSTRAINT budgets_action_on_exceed_check CHECK ((action_on_exceed = ANY (ARRAY['warn'::text, 'pause_new_runs'::text, 'hard_stop'::text]))),
@@ -8908,6 +9367,8 @@ CREATE TABLE public.budgets (
 );
 
 COMMENT ON TABLE public.budgets IS 'What may be spent per period of its zone by an agent, a department, a project (a workflow type) or the whole fleet. fail_closed: holds runs when it cannot be evaluated.';
+
+COMMENT ON COLUMN public.budgets.revision IS 'One more with every change of cap or action: what happens after it is told anew.';
 
 CREATE TABLE public.departments (
     tenant_id uuid DEFAULT '00000000-0000-0000-0000-000000000000'::uuid NOT NULL,
@@ -9098,6 +9559,39 @@ ALTER TABLE public.workflow_audit_log ALTER COLUMN id ADD GENERATED ALWAYS AS ID
     CACHE 1
 );
 
+CREATE TABLE public.workflow_bookings (
+    id bigint NOT NULL,
+    tenant_id uuid NOT NULL,
+    run_id uuid NOT NULL,
+    attempt integer NOT NULL,
+    agent_id text,
+    workflow_type text NOT NULL,
+    at timestamp with time zone DEFAULT now() NOT NULL,
+    cost_usd numeric(14,6) NOT NULL,
+    tokens bigint NOT NULL,
+    source text NOT NULL,
+    CONSTRAINT workflow_bookings_book_something CHECK (((cost_usd <> (0)::numeric) OR (tokens <> 0))),
+    CONSTRAINT workflow_bookings_cost_usd_check CHECK ((cost_usd <> 'NaN'::numeric)),
+    CONSTRAINT workflow_bookings_source_check CHECK ((source = ANY (ARRAY['report'::text, 'assumed'::text, 'correction'::text])))
+);
+
+COMMENT ON TABLE public.workflow_bookings IS 'The books of workflow runs: what each report, end without a report or correction added to what was booked before (or took from it), in the moment it arrived. Budgets, stats and reports are sums of it. Append-only.';
+
+COMMENT ON COLUMN public.workflow_bookings.run_id IS 'The run. No foreign key: what was spent stays spent when the row of its run is deleted.';
+
+COMMENT ON COLUMN public.workflow_bookings.agent_id IS 'Slug of the agent it was spent by.';
+
+COMMENT ON COLUMN public.workflow_bookings.source IS 'report: of the agent. assumed: an end without a report. correction: of an operator.';
+
+ALTER TABLE public.workflow_bookings ALTER COLUMN id ADD GENERATED ALWAYS AS IDENTITY (
+    SEQUENCE NAME public.workflow_bookings_id_seq
+    START WITH 1
+    INCREMENT BY 1
+    NO MINVALUE
+    NO MAXVALUE
+    CACHE 1
+);
+
 CREATE TABLE public.workflow_respawns (
     run_id uuid NOT NULL,
     attempt integer NOT NULL,
@@ -9190,7 +9684,7 @@ ALTER TABLE ONLY public.agents
     ADD CONSTRAINT agents_tenant_id_slug_key UNIQUE (tenant_id, slug);
 
 ALTER TABLE ONLY public.budget_events
-    ADD CONSTRAINT budget_events_once UNIQUE (budget_id, period_key, event_kind);
+    ADD CONSTRAINT budget_events_once UNIQUE (budget_id, period_key, event_kind, revision);
 
 ALTER TABLE ONLY public.budget_events
     ADD CONSTRAINT budget_events_pkey PRIMARY KEY (id);
@@ -9254,6 +9748,9 @@ ALTER TABLE ONLY public.workflow_approvals
 
 ALTER TABLE ONLY public.workflow_audit_log
     ADD CONSTRAINT workflow_audit_log_pkey PRIMARY KEY (id);
+
+ALTER TABLE ONLY public.workflow_bookings
+    ADD CONSTRAINT workflow_bookings_pkey PRIMARY KEY (id);
 
 ALTER TABLE ONLY public.workflow_claims
     ADD CONSTRAINT workflow_claims_pkey PRIMARY KEY (claim_token);
@@ -9338,7 +9835,9 @@ CREATE INDEX workflow_approvals_expiring ON public.workflow_approvals USING btre
 
 CREATE INDEX workflow_audit_log_by_time ON public.workflow_audit_log USING btree (tenant_id, at DESC);
 
-CREATE INDEX workflow_claims_accounted ON public.workflow_claims USING btree (tenant_id, accounted_at) WHERE (accounted_at IS NOT NULL);
+CREATE INDEX workflow_bookings_by_run ON public.workflow_bookings USING btree (run_id);
+
+CREATE INDEX workflow_bookings_of_period ON public.workflow_bookings USING btree (tenant_id, at) INCLUDE (agent_id, workflow_type, cost_usd, tokens);
 
 CREATE INDEX workflow_claims_by_run ON public.workflow_claims USING btree (run_id, claimed_at);
 
@@ -9351,8 +9850,6 @@ CREATE INDEX workflow_notifications_due ON public.workflow_notifications USING b
 CREATE INDEX workflow_respawns_by_wake ON public.workflow_respawns USING btree (wake_id) WHERE (wake_id IS NOT NULL);
 
 CREATE INDEX workflow_run_events_by_run ON public.workflow_run_events USING btree (run_id, id);
-
-CREATE INDEX workflow_runs_accounted ON public.workflow_runs USING btree (tenant_id, accounted_at) INCLUDE (owner_agent_id, workflow_type, cost_estimate, reserved_usd, input_tokens, output_tokens, reserved_tokens) WHERE (accounted_at IS NOT NULL);
 
 CREATE INDEX workflow_runs_active ON public.workflow_runs USING btree (tenant_id, workflow_type, status) WHERE (status = ANY (ARRAY['dispatched'::text, 'claimed'::text, 'running'::text]));
 
@@ -9372,9 +9869,13 @@ CREATE UNIQUE INDEX workflow_runs_once ON public.workflow_runs USING btree (tena
 
 CREATE INDEX workflow_runs_queued ON public.workflow_runs USING btree (tenant_id, workflow_type, priority, queued_at) WHERE (status = 'queued'::text);
 
-CREATE INDEX workflow_runs_reported ON public.workflow_runs USING btree (tenant_id, workflow_type, reported_at DESC) WHERE ((reported_at IS NOT NULL) AND (finished_at IS NOT NULL));
+CREATE INDEX workflow_runs_reported_cost ON public.workflow_runs USING btree (tenant_id, workflow_type, reported_at DESC) INCLUDE (cost_estimate) WHERE ((reported_at IS NOT NULL) AND (finished_at IS NOT NULL) AND (cost_estimate > (0)::numeric) AND (cost_estimate < 'Infinity'::numeric));
+
+CREATE INDEX workflow_runs_reported_tokens ON public.workflow_runs USING btree (tenant_id, workflow_type, reported_at DESC) INCLUDE (input_tokens, output_tokens) WHERE ((reported_at IS NOT NULL) AND (finished_at IS NOT NULL) AND (GREATEST(input_tokens, output_tokens) > 0));
 
 CREATE TRIGGER budgets_hint AFTER UPDATE ON public.budgets REFERENCING NEW TABLE AS new_rules FOR EACH STATEMENT EXECUTE FUNCTION dispatcher.hint_workflow_rules();
+
+CREATE TRIGGER budgets_revise BEFORE UPDATE ON public.budgets FOR EACH ROW EXECUTE FUNCTION dispatcher.revise_budget();
 
 CREATE TRIGGER dispatcher_agent_hint AFTER UPDATE OF status, gateway_id ON public.agents FOR EACH ROW WHEN (((old.status IS DISTINCT FROM new.status) OR (old.gateway_id IS DISTINCT FROM new.gateway_id))) EXECUTE FUNCTION dispatcher.hint_agent_change();
 
@@ -9388,7 +9889,13 @@ CREATE TRIGGER workflow_agent_routing_insert_hint AFTER INSERT ON public.workflo
 
 CREATE TRIGGER workflow_agent_routing_update_hint AFTER UPDATE ON public.workflow_agent_routing REFERENCING NEW TABLE AS new_rules FOR EACH STATEMENT EXECUTE FUNCTION dispatcher.hint_workflow_rules();
 
+CREATE TRIGGER workflow_bookings_append_only BEFORE UPDATE ON public.workflow_bookings FOR EACH ROW EXECUTE FUNCTION dispatcher.refuse_workflow_event_change();
+
 CREATE TRIGGER workflow_run_events_append_only BEFORE UPDATE ON public.workflow_run_events FOR EACH ROW EXECUTE FUNCTION dispatcher.refuse_workflow_event_change();
+
+CREATE TRIGGER workflow_runs_book_changed AFTER UPDATE ON public.workflow_runs REFERENCING OLD TABLE AS old_runs NEW TABLE AS new_runs FOR EACH STATEMENT EXECUTE FUNCTION dispatcher.book_changed_runs();
+
+CREATE TRIGGER workflow_runs_book_new AFTER INSERT ON public.workflow_runs REFERENCING NEW TABLE AS new_runs FOR EACH STATEMENT EXECUTE FUNCTION dispatcher.book_new_runs();
 
 CREATE TRIGGER workflow_runs_guard BEFORE UPDATE ON public.workflow_runs FOR EACH ROW EXECUTE FUNCTION dispatcher.guard_workflow_transition();
 
@@ -9397,6 +9904,8 @@ CREATE TRIGGER workflow_runs_insert_hint AFTER INSERT ON public.workflow_runs RE
 CREATE TRIGGER workflow_runs_prepare BEFORE INSERT ON public.workflow_runs FOR EACH ROW EXECUTE FUNCTION dispatcher.prepare_workflow_run();
 
 CREATE TRIGGER workflow_runs_record AFTER UPDATE ON public.workflow_runs REFERENCING OLD TABLE AS old_runs NEW TABLE AS new_runs FOR EACH STATEMENT EXECUTE FUNCTION dispatcher.record_workflow_transition();
+
+CREATE TRIGGER workflow_runs_then_end AFTER UPDATE ON public.workflow_runs REFERENCING NEW TABLE AS new_runs FOR EACH STATEMENT EXECUTE FUNCTION dispatcher.apply_kept_ends();
 
 CREATE TRIGGER workflow_runs_update_hint AFTER UPDATE ON public.workflow_runs REFERENCING OLD TABLE AS old_runs NEW TABLE AS new_runs FOR EACH STATEMENT EXECUTE FUNCTION dispatcher.hint_workflow_update();
 
@@ -9568,6 +10077,9 @@ ALTER TABLE ONLY public.workflow_approvals
 ALTER TABLE ONLY public.workflow_audit_log
     ADD CONSTRAINT workflow_audit_log_tenant_id_fkey FOREIGN KEY (tenant_id) REFERENCES public.tenants(id) ON DELETE CASCADE;
 
+ALTER TABLE ONLY public.workflow_bookings
+    ADD CONSTRAINT workflow_bookings_tenant_id_fkey FOREIGN KEY (tenant_id) REFERENCES public.tenants(id) ON DELETE CASCADE;
+
 ALTER TABLE ONLY public.workflow_claims
     ADD CONSTRAINT workflow_claims_run_id_fkey FOREIGN KEY (run_id) REFERENCES public.workflow_runs(id) ON DELETE CASCADE;
 
@@ -9695,6 +10207,8 @@ CREATE POLICY tenant_reads ON public.workflow_approvals FOR SELECT TO authentica
 
 CREATE POLICY tenant_reads ON public.workflow_audit_log FOR SELECT TO authenticated USING ((tenant_id = public.current_tenant_id()));
 
+CREATE POLICY tenant_reads ON public.workflow_bookings FOR SELECT TO authenticated USING ((tenant_id = public.current_tenant_id()));
+
 CREATE POLICY tenant_reads ON public.workflow_run_events FOR SELECT TO authenticated USING ((tenant_id = public.current_tenant_id()));
 
 CREATE POLICY tenant_reads ON public.workflow_run_transitions FOR SELECT TO authenticated USING (true);
@@ -9708,6 +10222,8 @@ ALTER TABLE public.workflow_agent_routing ENABLE ROW LEVEL SECURITY;
 ALTER TABLE public.workflow_approvals ENABLE ROW LEVEL SECURITY;
 
 ALTER TABLE public.workflow_audit_log ENABLE ROW LEVEL SECURITY;
+
+ALTER TABLE public.workflow_bookings ENABLE ROW LEVEL SECURITY;
 
 ALTER TABLE public.workflow_claims ENABLE ROW LEVEL SECURITY;
 
@@ -9748,21 +10264,6 @@ GRANT ALL ON FUNCTION dispatcher.agents_to_settle(p_sweeper dispatcher.claimant,
 
 REVOKE ALL ON FUNCTION dispatcher.agents_with_work(p_sweeper dispatcher.claimant, p_after uuid, p_limit integer) FROM PUBLIC;
 GRANT ALL ON FUNCTION dispatcher.agents_with_work(p_sweeper dispatcher.claimant, p_after uuid, p_limit integer) TO service_role;
-
-REVOKE ALL ON FUNCTION dispatcher.apply_report(p_report jsonb, p_gateway_id uuid) FROM PUBLIC;
-GRANT ALL ON FUNCTION dispatcher.apply_report(p_report jsonb, p_gateway_id uuid) TO service_role;
-
-REVOKE ALL ON FUNCTION dispatcher.audit_workflow_action(p_tenant_id uuid, p_actor text, p_action text, p_target text, p_before jsonb, p_after jsonb, p_allowed boolean) FROM PUBLIC;
-GRANT ALL ON FUNCTION dispatcher.audit_workflow_action(p_tenant_id uuid, p_actor text, p_action text, p_target text, p_before jsonb, p_after jsonb, p_allowed boolean) TO service_role;
-
-REVOKE ALL ON FUNCTION dispatcher.base_objects() FROM PUBLIC;
-GRANT ALL ON FUNCTION dispatcher.base_objects() TO service_role;
-
-REVOKE ALL ON FUNCTION dispatcher.block_task_of_item(p_item_id uuid, p_at timestamp with time zone) FROM PUBLIC;
-GRANT ALL ON FUNCTION dispatcher.block_task_of_item(p_item_id uuid, p_at timestamp with time zone) TO service_role;
-
-REVOKE ALL ON FUNCTION dispatcher.book_lost_claim_usage(p_tenant_id uuid, p_run_id uuid, p_session text, p_claim_token uuid, p_usage jsonb) FROM PUBLIC;
-GRANT ALL ON FUNCTION dispatcher.book_lost_claim_usage(p_tenant_id uuid, p_run_id uuid, p_session text, p_claim_token uuid, p_usage jsonb) TO service_role;
 
 GRANT ALL ON TABLE public.workflow_runs TO service_role;
 
@@ -9842,16 +10343,64 @@ GRANT SELECT(reserved_usd) ON TABLE public.workflow_runs TO authenticated;
 
 GRANT SELECT(reserved_tokens) ON TABLE public.workflow_runs TO authenticated;
 
+GRANT SELECT(assumed_usd) ON TABLE public.workflow_runs TO authenticated;
+
+GRANT SELECT(assumed_tokens) ON TABLE public.workflow_runs TO authenticated;
+
 GRANT SELECT(reported_at) ON TABLE public.workflow_runs TO authenticated;
 
-GRANT SELECT(accounted_at) ON TABLE public.workflow_runs TO authenticated;
+GRANT SELECT(kept_status) ON TABLE public.workflow_runs TO authenticated;
+
+GRANT SELECT(kept_error) ON TABLE public.workflow_runs TO authenticated;
 
 GRANT SELECT(created_at) ON TABLE public.workflow_runs TO authenticated;
 
 GRANT SELECT(updated_at) ON TABLE public.workflow_runs TO authenticated;
 
+REVOKE ALL ON FUNCTION dispatcher.apply_kept_end(p_run public.workflow_runs) FROM PUBLIC;
+GRANT ALL ON FUNCTION dispatcher.apply_kept_end(p_run public.workflow_runs) TO service_role;
+
+REVOKE ALL ON FUNCTION dispatcher.apply_kept_ends() FROM PUBLIC;
+GRANT ALL ON FUNCTION dispatcher.apply_kept_ends() TO service_role;
+
+REVOKE ALL ON FUNCTION dispatcher.apply_report(p_report jsonb, p_gateway_id uuid) FROM PUBLIC;
+GRANT ALL ON FUNCTION dispatcher.apply_report(p_report jsonb, p_gateway_id uuid) TO service_role;
+
+REVOKE ALL ON FUNCTION dispatcher.audit_workflow_action(p_tenant_id uuid, p_actor text, p_action text, p_target text, p_before jsonb, p_after jsonb, p_allowed boolean) FROM PUBLIC;
+GRANT ALL ON FUNCTION dispatcher.audit_workflow_action(p_tenant_id uuid, p_actor text, p_action text, p_target text, p_before jsonb, p_after jsonb, p_allowed boolean) TO service_role;
+
+REVOKE ALL ON FUNCTION dispatcher.base_objects() FROM PUBLIC;
+GRANT ALL ON FUNCTION dispatcher.base_objects() TO service_role;
+
+REVOKE ALL ON FUNCTION dispatcher.block_task_of_item(p_item_id uuid, p_at timestamp with time zone) FROM PUBLIC;
+GRANT ALL ON FUNCTION dispatcher.block_task_of_item(p_item_id uuid, p_at timestamp with time zone) TO service_role;
+
+REVOKE ALL ON FUNCTION dispatcher.blockers_of(p_groups dispatcher.waiting_group[], p_closed jsonb) FROM PUBLIC;
+GRANT ALL ON FUNCTION dispatcher.blockers_of(p_groups dispatcher.waiting_group[], p_closed jsonb) TO service_role;
+
+REVOKE ALL ON FUNCTION dispatcher.book(p_run public.workflow_runs, p_attempt integer, p_agent text, p_usd numeric, p_tokens bigint, p_source text) FROM PUBLIC;
+GRANT ALL ON FUNCTION dispatcher.book(p_run public.workflow_runs, p_attempt integer, p_agent text, p_usd numeric, p_tokens bigint, p_source text) TO service_role;
+
+REVOKE ALL ON FUNCTION dispatcher.book_changed_runs() FROM PUBLIC;
+GRANT ALL ON FUNCTION dispatcher.book_changed_runs() TO service_role;
+
+REVOKE ALL ON FUNCTION dispatcher.book_lost_claim(p_run public.workflow_runs, p_session text, p_claim_token uuid, p_usage jsonb) FROM PUBLIC;
+GRANT ALL ON FUNCTION dispatcher.book_lost_claim(p_run public.workflow_runs, p_session text, p_claim_token uuid, p_usage jsonb) TO service_role;
+
+REVOKE ALL ON FUNCTION dispatcher.book_new_runs() FROM PUBLIC;
+GRANT ALL ON FUNCTION dispatcher.book_new_runs() TO service_role;
+
 REVOKE ALL ON FUNCTION dispatcher.book_workflow_usage(p_run public.workflow_runs, p_usage jsonb) FROM PUBLIC;
 GRANT ALL ON FUNCTION dispatcher.book_workflow_usage(p_run public.workflow_runs, p_usage jsonb) TO service_role;
+
+REVOKE ALL ON FUNCTION dispatcher.booked_since(p_before public.workflow_runs, p_run public.workflow_runs) FROM PUBLIC;
+GRANT ALL ON FUNCTION dispatcher.booked_since(p_before public.workflow_runs, p_run public.workflow_runs) TO service_role;
+
+REVOKE ALL ON FUNCTION dispatcher.booked_tokens(p_run public.workflow_runs) FROM PUBLIC;
+GRANT ALL ON FUNCTION dispatcher.booked_tokens(p_run public.workflow_runs) TO service_role;
+
+REVOKE ALL ON FUNCTION dispatcher.booked_usd(p_run public.workflow_runs) FROM PUBLIC;
+GRANT ALL ON FUNCTION dispatcher.booked_usd(p_run public.workflow_runs) TO service_role;
 
 REVOKE ALL ON FUNCTION dispatcher.bounded_value(p_value jsonb) FROM PUBLIC;
 GRANT ALL ON FUNCTION dispatcher.bounded_value(p_value jsonb) TO service_role;
@@ -9874,8 +10423,8 @@ GRANT ALL ON FUNCTION dispatcher.budget_frame(p_budget dispatcher.evaluated_budg
 REVOKE ALL ON FUNCTION dispatcher.budget_periods(p_tenant_id uuid, p_now timestamp with time zone) FROM PUBLIC;
 GRANT ALL ON FUNCTION dispatcher.budget_periods(p_tenant_id uuid, p_now timestamp with time zone) TO service_role;
 
-REVOKE ALL ON FUNCTION dispatcher.budget_verdict(p_budgets dispatcher.evaluated_budget[], p_agent_id text, p_department_id text, p_workflow_type text, p_usd numeric, p_tokens numeric, OUT verdict text, OUT holders uuid[], OUT warned integer) FROM PUBLIC;
-GRANT ALL ON FUNCTION dispatcher.budget_verdict(p_budgets dispatcher.evaluated_budget[], p_agent_id text, p_department_id text, p_workflow_type text, p_usd numeric, p_tokens numeric, OUT verdict text, OUT holders uuid[], OUT warned integer) TO service_role;
+REVOKE ALL ON FUNCTION dispatcher.budget_verdict(p_budgets dispatcher.evaluated_budget[], p_agent_id text, p_department_id text, p_workflow_type text, p_usd numeric, p_tokens numeric, OUT verdict text, OUT holders uuid[], OUT warned integer, OUT reason text) FROM PUBLIC;
+GRANT ALL ON FUNCTION dispatcher.budget_verdict(p_budgets dispatcher.evaluated_budget[], p_agent_id text, p_department_id text, p_workflow_type text, p_usd numeric, p_tokens numeric, OUT verdict text, OUT holders uuid[], OUT warned integer, OUT reason text) TO service_role;
 
 REVOKE ALL ON FUNCTION dispatcher.budgets_named(p_tenant_id uuid, p_budget text, OUT active jsonb, OUT is_known boolean) FROM PUBLIC;
 GRANT ALL ON FUNCTION dispatcher.budgets_named(p_tenant_id uuid, p_budget text, OUT active jsonb, OUT is_known boolean) TO service_role;
@@ -9913,8 +10462,14 @@ GRANT ALL ON FUNCTION dispatcher.column_remedy(p_name text, p_present text, p_ex
 REVOKE ALL ON FUNCTION dispatcher.complete_workflow_row(p_run public.workflow_runs) FROM PUBLIC;
 GRANT ALL ON FUNCTION dispatcher.complete_workflow_row(p_run public.workflow_runs) TO service_role;
 
+REVOKE ALL ON FUNCTION dispatcher.configured_estimates(p_tenant_id uuid, OUT usd numeric, OUT tokens bigint) FROM PUBLIC;
+GRANT ALL ON FUNCTION dispatcher.configured_estimates(p_tenant_id uuid, OUT usd numeric, OUT tokens bigint) TO service_role;
+
 REVOKE ALL ON FUNCTION dispatcher.contained_claim(p_claimant dispatcher.claimant, p_claim jsonb, p_request uuid) FROM PUBLIC;
 GRANT ALL ON FUNCTION dispatcher.contained_claim(p_claimant dispatcher.claimant, p_claim jsonb, p_request uuid) TO service_role;
+
+REVOKE ALL ON FUNCTION dispatcher.correct_run(p_run public.workflow_runs, p_session text, p_usage jsonb) FROM PUBLIC;
+GRANT ALL ON FUNCTION dispatcher.correct_run(p_run public.workflow_runs, p_session text, p_usage jsonb) TO service_role;
 
 GRANT ALL ON TABLE public.agent_wakes TO service_role;
 
@@ -9989,6 +10544,9 @@ GRANT ALL ON FUNCTION dispatcher.drop_retired_objects() TO service_role;
 REVOKE ALL ON FUNCTION dispatcher.due_queue(p_tenant_id uuid) FROM PUBLIC;
 GRANT ALL ON FUNCTION dispatcher.due_queue(p_tenant_id uuid) TO service_role;
 
+REVOKE ALL ON FUNCTION dispatcher.earliest_instant(p_local timestamp without time zone, p_timezone text) FROM PUBLIC;
+GRANT ALL ON FUNCTION dispatcher.earliest_instant(p_local timestamp without time zone, p_timezone text) TO service_role;
+
 REVOKE ALL ON FUNCTION dispatcher.end_wake(p_wake_id uuid, p_claim_token uuid, p_ending text, p_exit_code integer, p_error text) FROM PUBLIC;
 GRANT ALL ON FUNCTION dispatcher.end_wake(p_wake_id uuid, p_claim_token uuid, p_ending text, p_exit_code integer, p_error text) TO service_role;
 
@@ -10001,8 +10559,14 @@ GRANT ALL ON FUNCTION dispatcher.ensure_type(p_name text, p_attributes text) TO 
 REVOKE ALL ON FUNCTION dispatcher.escalate_leased_item(p_item_id uuid, p_reason text) FROM PUBLIC;
 GRANT ALL ON FUNCTION dispatcher.escalate_leased_item(p_item_id uuid, p_reason text) TO service_role;
 
-REVOKE ALL ON FUNCTION dispatcher.evaluate_budgets(p_tenant_id uuid, p_estimates jsonb, p_action text, p_now timestamp with time zone) FROM PUBLIC;
-GRANT ALL ON FUNCTION dispatcher.evaluate_budgets(p_tenant_id uuid, p_estimates jsonb, p_action text, p_now timestamp with time zone) TO service_role;
+REVOKE ALL ON FUNCTION dispatcher.estimate_of_type(p_tenant_id uuid, p_workflow_type text, OUT usd numeric, OUT tokens bigint) FROM PUBLIC;
+GRANT ALL ON FUNCTION dispatcher.estimate_of_type(p_tenant_id uuid, p_workflow_type text, OUT usd numeric, OUT tokens bigint) TO service_role;
+
+REVOKE ALL ON FUNCTION dispatcher.estimates_of_types(p_tenant_id uuid, p_types text[]) FROM PUBLIC;
+GRANT ALL ON FUNCTION dispatcher.estimates_of_types(p_tenant_id uuid, p_types text[]) TO service_role;
+
+REVOKE ALL ON FUNCTION dispatcher.evaluate_budgets(p_tenant_id uuid, p_action text, p_now timestamp with time zone) FROM PUBLIC;
+GRANT ALL ON FUNCTION dispatcher.evaluate_budgets(p_tenant_id uuid, p_action text, p_now timestamp with time zone) TO service_role;
 
 REVOKE ALL ON FUNCTION dispatcher.expected_objects() FROM PUBLIC;
 GRANT ALL ON FUNCTION dispatcher.expected_objects() TO service_role;
@@ -10015,6 +10579,9 @@ GRANT ALL ON FUNCTION dispatcher.expire_stale_items(p_sweeper dispatcher.claiman
 
 REVOKE ALL ON FUNCTION dispatcher.failures_after(p_before integer, p_state text, p_ending text, p_has_progress boolean, p_max integer) FROM PUBLIC;
 GRANT ALL ON FUNCTION dispatcher.failures_after(p_before integer, p_state text, p_ending text, p_has_progress boolean, p_max integer) TO service_role;
+
+REVOKE ALL ON FUNCTION dispatcher.fallback_estimates(p_settings public.dispatcher_settings) FROM PUBLIC;
+GRANT ALL ON FUNCTION dispatcher.fallback_estimates(p_settings public.dispatcher_settings) TO service_role;
 
 REVOKE ALL ON FUNCTION dispatcher.fault_of_orphan(p_run public.workflow_runs, p_claim_token uuid, p_settings public.dispatcher_settings) FROM PUBLIC;
 GRANT ALL ON FUNCTION dispatcher.fault_of_orphan(p_run public.workflow_runs, p_claim_token uuid, p_settings public.dispatcher_settings) TO service_role;
@@ -10276,6 +10843,9 @@ GRANT ALL ON FUNCTION dispatcher.items_to_requeue(p_agent_ids uuid[], p_is_one_a
 REVOKE ALL ON FUNCTION dispatcher.join_waitlist(p_agent_id uuid, p_path text, p_since timestamp with time zone, p_oldest timestamp with time zone) FROM PUBLIC;
 GRANT ALL ON FUNCTION dispatcher.join_waitlist(p_agent_id uuid, p_path text, p_since timestamp with time zone, p_oldest timestamp with time zone) TO service_role;
 
+REVOKE ALL ON FUNCTION dispatcher.keep_end(p_run public.workflow_runs, p_status text, p_output jsonb, p_error text, p_usage jsonb) FROM PUBLIC;
+GRANT ALL ON FUNCTION dispatcher.keep_end(p_run public.workflow_runs, p_status text, p_output jsonb, p_error text, p_usage jsonb) TO service_role;
+
 REVOKE ALL ON FUNCTION dispatcher.keep_settings(p_instance_id uuid, p_tenant_id uuid, p_settings jsonb) FROM PUBLIC;
 GRANT ALL ON FUNCTION dispatcher.keep_settings(p_instance_id uuid, p_tenant_id uuid, p_settings jsonb) TO service_role;
 
@@ -10417,6 +10987,9 @@ GRANT ALL ON FUNCTION dispatcher.next_workflow_moment(p_tick dispatcher.tick) TO
 REVOKE ALL ON FUNCTION dispatcher.note_fault(p_tenant_id uuid, p_gateway_id uuid, p_side_write text, p_error text) FROM PUBLIC;
 GRANT ALL ON FUNCTION dispatcher.note_fault(p_tenant_id uuid, p_gateway_id uuid, p_side_write text, p_error text) TO service_role;
 
+REVOKE ALL ON FUNCTION dispatcher.note_report(p_run public.workflow_runs) FROM PUBLIC;
+GRANT ALL ON FUNCTION dispatcher.note_report(p_run public.workflow_runs) TO service_role;
+
 REVOKE ALL ON FUNCTION dispatcher.note_tick(p_tick dispatcher.tick, p_facts jsonb) FROM PUBLIC;
 GRANT ALL ON FUNCTION dispatcher.note_tick(p_tick dispatcher.tick, p_facts jsonb) TO service_role;
 
@@ -10497,6 +11070,9 @@ GRANT ALL ON FUNCTION dispatcher.put_off(p_deadline timestamp with time zone, p_
 REVOKE ALL ON FUNCTION dispatcher.queued_types(p_tenant_id uuid) FROM PUBLIC;
 GRANT ALL ON FUNCTION dispatcher.queued_types(p_tenant_id uuid) TO service_role;
 
+REVOKE ALL ON FUNCTION dispatcher.read_estimates(p_tick dispatcher.tick, OUT estimates jsonb, OUT error text) FROM PUBLIC;
+GRANT ALL ON FUNCTION dispatcher.read_estimates(p_tick dispatcher.tick, OUT estimates jsonb, OUT error text) TO service_role;
+
 REVOKE ALL ON FUNCTION dispatcher.read_gate_facts(p_agent_id uuid, p_settings public.dispatcher_settings, p_hinted uuid[], p_request uuid) FROM PUBLIC;
 GRANT ALL ON FUNCTION dispatcher.read_gate_facts(p_agent_id uuid, p_settings public.dispatcher_settings, p_hinted uuid[], p_request uuid) TO service_role;
 
@@ -10554,6 +11130,9 @@ GRANT ALL ON FUNCTION dispatcher.release_wake_leases(p_wake public.agent_wakes, 
 REVOKE ALL ON FUNCTION dispatcher.renew_wake_leases(p_instance_id uuid, p_wake_ids uuid[], p_lease_seconds integer) FROM PUBLIC;
 GRANT ALL ON FUNCTION dispatcher.renew_wake_leases(p_instance_id uuid, p_wake_ids uuid[], p_lease_seconds integer) TO service_role;
 
+REVOKE ALL ON FUNCTION dispatcher.repeat_end(p_run public.workflow_runs, p_usage jsonb) FROM PUBLIC;
+GRANT ALL ON FUNCTION dispatcher.repeat_end(p_run public.workflow_runs, p_usage jsonb) TO service_role;
+
 REVOKE ALL ON FUNCTION dispatcher.requeue_chosen_items(p_agent_ids uuid[], p_items uuid[], p_owners uuid[]) FROM PUBLIC;
 GRANT ALL ON FUNCTION dispatcher.requeue_chosen_items(p_agent_ids uuid[], p_items uuid[], p_owners uuid[]) TO service_role;
 
@@ -10580,6 +11159,9 @@ GRANT ALL ON FUNCTION dispatcher.retry_stale_run(p_run public.workflow_runs, p_m
 
 REVOKE ALL ON FUNCTION dispatcher.return_workflow_run(p_run public.workflow_runs, p_how text) FROM PUBLIC;
 GRANT ALL ON FUNCTION dispatcher.return_workflow_run(p_run public.workflow_runs, p_how text) TO service_role;
+
+REVOKE ALL ON FUNCTION dispatcher.revise_budget() FROM PUBLIC;
+GRANT ALL ON FUNCTION dispatcher.revise_budget() TO service_role;
 
 REVOKE ALL ON FUNCTION dispatcher.row_error(p_phase text, p_run_id uuid, p_error text, p_code text) FROM PUBLIC;
 GRANT ALL ON FUNCTION dispatcher.row_error(p_phase text, p_run_id uuid, p_error text, p_code text) TO service_role;
@@ -10658,6 +11240,9 @@ GRANT ALL ON FUNCTION dispatcher.silent_since(p_run public.workflow_runs) TO ser
 
 REVOKE ALL ON FUNCTION dispatcher.since(p_since text) FROM PUBLIC;
 GRANT ALL ON FUNCTION dispatcher.since(p_since text) TO service_role;
+
+REVOKE ALL ON FUNCTION dispatcher.source_of_booking(p_run public.workflow_runs, p_usd numeric) FROM PUBLIC;
+GRANT ALL ON FUNCTION dispatcher.source_of_booking(p_run public.workflow_runs, p_usd numeric) TO service_role;
 
 REVOKE ALL ON FUNCTION dispatcher.spend_attempt_of_lost_wake(p_wake public.agent_wakes) FROM PUBLIC;
 GRANT ALL ON FUNCTION dispatcher.spend_attempt_of_lost_wake(p_wake public.agent_wakes) TO service_role;
@@ -10827,8 +11412,14 @@ GRANT ALL ON FUNCTION dispatcher.warm_backend() TO service_role;
 REVOKE ALL ON FUNCTION dispatcher.warm_insert() FROM PUBLIC;
 GRANT ALL ON FUNCTION dispatcher.warm_insert() TO service_role;
 
-REVOKE ALL ON FUNCTION dispatcher.with_spend(p_tenant_id uuid, p_budgets dispatcher.evaluated_budget[], p_estimates jsonb) FROM PUBLIC;
-GRANT ALL ON FUNCTION dispatcher.with_spend(p_tenant_id uuid, p_budgets dispatcher.evaluated_budget[], p_estimates jsonb) TO service_role;
+REVOKE ALL ON FUNCTION dispatcher.with_error(p_budgets dispatcher.evaluated_budget[], p_error text) FROM PUBLIC;
+GRANT ALL ON FUNCTION dispatcher.with_error(p_budgets dispatcher.evaluated_budget[], p_error text) TO service_role;
+
+REVOKE ALL ON FUNCTION dispatcher.with_estimates(p_run public.workflow_runs) FROM PUBLIC;
+GRANT ALL ON FUNCTION dispatcher.with_estimates(p_run public.workflow_runs) TO service_role;
+
+REVOKE ALL ON FUNCTION dispatcher.with_spend(p_tenant_id uuid, p_budgets dispatcher.evaluated_budget[]) FROM PUBLIC;
+GRANT ALL ON FUNCTION dispatcher.with_spend(p_tenant_id uuid, p_budgets dispatcher.evaluated_budget[]) TO service_role;
 
 REVOKE ALL ON FUNCTION dispatcher.workflow_actor() FROM PUBLIC;
 GRANT ALL ON FUNCTION dispatcher.workflow_actor() TO service_role;
@@ -10845,8 +11436,8 @@ GRANT ALL ON FUNCTION dispatcher.workflow_claim_state(p_run public.workflow_runs
 REVOKE ALL ON FUNCTION dispatcher.workflow_estimate(p_estimates jsonb, p_workflow_type text, p_what text) FROM PUBLIC;
 GRANT ALL ON FUNCTION dispatcher.workflow_estimate(p_estimates jsonb, p_workflow_type text, p_what text) TO service_role;
 
-REVOKE ALL ON FUNCTION dispatcher.workflow_estimates(p_tenant_id uuid, p_default_usd numeric) FROM PUBLIC;
-GRANT ALL ON FUNCTION dispatcher.workflow_estimates(p_tenant_id uuid, p_default_usd numeric) TO service_role;
+REVOKE ALL ON FUNCTION dispatcher.workflow_estimates(p_tenant_id uuid) FROM PUBLIC;
+GRANT ALL ON FUNCTION dispatcher.workflow_estimates(p_tenant_id uuid) TO service_role;
 
 REVOKE ALL ON FUNCTION dispatcher.workflow_period(p_period text, p_timezone text, p_now timestamp with time zone, OUT period_key text, OUT starts_at timestamp with time zone, OUT ends_at timestamp with time zone) FROM PUBLIC;
 GRANT ALL ON FUNCTION dispatcher.workflow_period(p_period text, p_timezone text, p_now timestamp with time zone, OUT period_key text, OUT starts_at timestamp with time zone, OUT ends_at timestamp with time zone) TO service_role;
@@ -10854,8 +11445,8 @@ GRANT ALL ON FUNCTION dispatcher.workflow_period(p_period text, p_timezone text,
 REVOKE ALL ON FUNCTION dispatcher.workflow_run_json(p_run public.workflow_runs) FROM PUBLIC;
 GRANT ALL ON FUNCTION dispatcher.workflow_run_json(p_run public.workflow_runs) TO service_role;
 
-REVOKE ALL ON FUNCTION dispatcher.workflow_spend(p_tenant_id uuid, p_starts timestamp with time zone[], p_estimates jsonb) FROM PUBLIC;
-GRANT ALL ON FUNCTION dispatcher.workflow_spend(p_tenant_id uuid, p_starts timestamp with time zone[], p_estimates jsonb) TO service_role;
+REVOKE ALL ON FUNCTION dispatcher.workflow_spend(p_tenant_id uuid, p_starts timestamp with time zone[]) FROM PUBLIC;
+GRANT ALL ON FUNCTION dispatcher.workflow_spend(p_tenant_id uuid, p_starts timestamp with time zone[]) TO service_role;
 
 REVOKE ALL ON FUNCTION dispatcher.workflow_timeout_minutes(p_tenant_id uuid, p_workflow_type text) FROM PUBLIC;
 GRANT ALL ON FUNCTION dispatcher.workflow_timeout_minutes(p_tenant_id uuid, p_workflow_type text) TO service_role;
@@ -10919,6 +11510,9 @@ GRANT ALL ON FUNCTION public.complete_inbox_item(p_item_id uuid) TO service_role
 REVOKE ALL ON FUNCTION public.complete_workflow_run(p_tenant_id uuid, p_run_id uuid, p_session text, p_output jsonb, p_usage jsonb, p_claim_token uuid) FROM PUBLIC;
 GRANT ALL ON FUNCTION public.complete_workflow_run(p_tenant_id uuid, p_run_id uuid, p_session text, p_output jsonb, p_usage jsonb, p_claim_token uuid) TO service_role;
 
+REVOKE ALL ON FUNCTION public.correct_workflow_usage(p_tenant_id uuid, p_run_id uuid, p_usage jsonb, p_actor text, p_reason text, p_session text) FROM PUBLIC;
+GRANT ALL ON FUNCTION public.correct_workflow_usage(p_tenant_id uuid, p_run_id uuid, p_usage jsonb, p_actor text, p_reason text, p_session text) TO service_role;
+
 REVOKE ALL ON FUNCTION public.current_tenant_id() FROM PUBLIC;
 GRANT ALL ON FUNCTION public.current_tenant_id() TO authenticated;
 GRANT ALL ON FUNCTION public.current_tenant_id() TO service_role;
@@ -10974,8 +11568,8 @@ GRANT ALL ON FUNCTION public.lease_inbox_item(p_agent_id uuid, p_lease_seconds i
 REVOKE ALL ON FUNCTION public.lease_inbox_items(p_tenant_id uuid, p_agent_slug text, p_limit integer, p_lease_seconds integer, p_lease_token uuid, p_wake_id uuid) FROM PUBLIC;
 GRANT ALL ON FUNCTION public.lease_inbox_items(p_tenant_id uuid, p_agent_slug text, p_limit integer, p_lease_seconds integer, p_lease_token uuid, p_wake_id uuid) TO service_role;
 
-REVOKE ALL ON FUNCTION public.list_budgets(p_tenant_id uuid, p_default_usd numeric) FROM PUBLIC;
-GRANT ALL ON FUNCTION public.list_budgets(p_tenant_id uuid, p_default_usd numeric) TO service_role;
+REVOKE ALL ON FUNCTION public.list_budgets(p_tenant_id uuid) FROM PUBLIC;
+GRANT ALL ON FUNCTION public.list_budgets(p_tenant_id uuid) TO service_role;
 
 REVOKE ALL ON FUNCTION public.list_inbox_items(p_tenant_id uuid, p_gateway text, p_agent text, p_status text, p_limit integer) FROM PUBLIC;
 GRANT ALL ON FUNCTION public.list_inbox_items(p_tenant_id uuid, p_gateway text, p_agent text, p_status text, p_limit integer) TO service_role;
@@ -11143,6 +11737,8 @@ GRANT SELECT(detail) ON TABLE public.budget_events TO authenticated;
 
 GRANT SELECT(created_at) ON TABLE public.budget_events TO authenticated;
 
+GRANT SELECT(revision) ON TABLE public.budget_events TO authenticated;
+
 GRANT ALL ON SEQUENCE public.budget_events_id_seq TO service_role;
 
 GRANT ALL ON TABLE public.budgets TO service_role;
@@ -11170,6 +11766,8 @@ GRANT SELECT(action_on_exceed) ON TABLE public.budgets TO authenticated;
 GRANT SELECT(active) ON TABLE public.budgets TO authenticated;
 
 GRANT SELECT(fail_closed) ON TABLE public.budgets TO authenticated;
+
+GRANT SELECT(revision) ON TABLE public.budgets TO authenticated;
 
 GRANT SELECT(created_at) ON TABLE public.budgets TO authenticated;
 
@@ -11256,6 +11854,30 @@ GRANT SELECT(created_at) ON TABLE public.workflow_approvals TO authenticated;
 GRANT SELECT(updated_at) ON TABLE public.workflow_approvals TO authenticated;
 
 GRANT ALL ON SEQUENCE public.workflow_audit_log_id_seq TO service_role;
+
+GRANT SELECT,REFERENCES,TRIGGER,MAINTAIN ON TABLE public.workflow_bookings TO service_role;
+
+GRANT SELECT(id) ON TABLE public.workflow_bookings TO authenticated;
+
+GRANT SELECT(tenant_id) ON TABLE public.workflow_bookings TO authenticated;
+
+GRANT SELECT(run_id) ON TABLE public.workflow_bookings TO authenticated;
+
+GRANT SELECT(attempt) ON TABLE public.workflow_bookings TO authenticated;
+
+GRANT SELECT(agent_id) ON TABLE public.workflow_bookings TO authenticated;
+
+GRANT SELECT(workflow_type) ON TABLE public.workflow_bookings TO authenticated;
+
+GRANT SELECT(at) ON TABLE public.workflow_bookings TO authenticated;
+
+GRANT SELECT(cost_usd) ON TABLE public.workflow_bookings TO authenticated;
+
+GRANT SELECT(tokens) ON TABLE public.workflow_bookings TO authenticated;
+
+GRANT SELECT(source) ON TABLE public.workflow_bookings TO authenticated;
+
+GRANT ALL ON SEQUENCE public.workflow_bookings_id_seq TO service_role;
 
 GRANT ALL ON TABLE public.workflow_respawns TO service_role;
 

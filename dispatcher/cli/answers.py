@@ -199,6 +199,7 @@ class ShownRun(TypedDict):
     run: dict[str, Any]
     events: list[dict[str, Any]]
     claims: list[dict[str, Any]]
+    bookings: list[dict[str, Any]]
     notifications: list[dict[str, Any]]
     approvals: list[dict[str, Any]]
 
@@ -216,6 +217,25 @@ class RunChange(TypedDict):
     status: Any
 
 
+class Booked(TypedDict):
+    cost_usd: float
+    tokens: float
+
+
+class UsageCorrected(TypedDict):
+    code: Literal["ok"]
+    booked: Booked
+
+
+class NothingBooked(TypedDict):
+    code: Literal["nothing_booked"]
+
+
+class Estimate(TypedDict):
+    usd: float
+    usd_reports: int
+
+
 class TypeRow(TypedDict):
     workflow_type: Any
     agent_id: Any
@@ -224,6 +244,8 @@ class TypeRow(TypedDict):
     max_concurrent: Any
     oldest_queued_seconds: Any
     held_by: list[str]
+    blocker: str | None
+    estimate: Estimate | None
 
 
 class Stats(TypedDict):
@@ -231,6 +253,7 @@ class Stats(TypedDict):
     by_type: list[TypeRow]
     no_route: Any
     cost_last_24h_usd: Any
+    tokens_last_24h: Any
     notifications: Any
     last_tick: Any
 
@@ -317,6 +340,7 @@ SHAPES: Final[Mapping[str, tuple[Any, ...]]] = {
     "enqueue_workflow_run": (Enqueued, Invalid),
     "cancel_workflow_run": (RunChange, NotFound),
     "retry_workflow_run": (RunChange, NotFound),
+    "correct_workflow_usage": (UsageCorrected, NothingBooked, NotFound, Invalid),
     "workflow_stats": (Stats,),
     "set_workflow_route": (RouteSet, Invalid),
     "remove_workflow_route": (RouteRemoved,),

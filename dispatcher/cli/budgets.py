@@ -38,8 +38,7 @@ Json = Annotated[bool, typer.Option("--json", help="Print one JSON document.")]
 def list_budgets(as_json: Json = False) -> None:
     """List all budgets; the active ones with what their period has spent and reserved."""
     with operator() as gateway:
-        estimate = gateway.settings.workflow_cost_estimate_usd
-        answer = gateway.call_for_tenant("list_budgets", p_default_usd=estimate)
+        answer = gateway.call_for_tenant("list_budgets")
     if as_json:
         print_json(answer)
         return

@@ -9,14 +9,14 @@ from uuid import UUID
 
 import typer
 
-from dispatcher.cli.arguments import MAX_DELAY_SECONDS, json_object, told_agent
+from dispatcher.cli.arguments import MAX_DELAY_SECONDS, MAX_TOKENS, MAX_USD, json_object, told_agent
 from dispatcher.cli.connection import operator
 from dispatcher.cli.main import new_app
 from dispatcher.cli.output import print_json, print_line, print_table, shown_json
 from dispatcher.errors import DispatcherError
 from dispatcher.workflows.model import MAX_PRIORITY
 
-app = new_app(no_args_is_help=True, help="List, show, enqueue, cancel and retry workflow runs; stats.")
+app = new_app(no_args_is_help=True, help="List, show, enqueue, cancel, retry and correct workflow runs; stats.")
 
 STATUSES = (
     *("queued", "dispatched", "claimed", "running", "waiting_for_approval", "blocked"),
@@ -64,7 +64,7 @@ def show_run(run: RunId, as_json: Json = False) -> None:
         print_json(answer)
         return
     print_table(("field", "value"), [(name, _cell(value)) for name, value in answer["run"].items()])
-    for part in ("events", "claims", "notifications", "approvals"):
+    for part in ("events", "claims", "bookings", "notifications", "approvals"):
         _print_rows(part, answer[part])
 
 
@@ -138,6 +138,46 @@ def retry(run: RunId, reason: Reason = None, as_json: Json = False) -> None:
     _tell(answer, run, as_json)
 
 
+@app.command("usage")
+def correct_usage(
+    run: RunId,
+    *,
+    cost_usd: Annotated[float | None, typer.Option("--cost-usd", min=0, max=MAX_USD, help="In all.")] = None,
+    input_tokens: Annotated[int | None, typer.Option("--input-tokens", min=0, max=MAX_TOKENS, help="In all.")] = None,
+    output_tokens: Annotated[int | None, typer.Option("--output-tokens", min=0, max=MAX_TOKENS, help="In all.")] = None,
+    session: Annotated[
+        str | None, typer.Option("--session", help="A session the run has lost; without it, its present claim.")
+    ] = None,
+    reason: Reason = None,
+    as_json: Json = False,
+) -> None:
+    """Correct what a run has cost, also after its end; the difference is booked now (audited)."""
+    said = {"cost_usd": cost_usd, "input_tokens": input_tokens, "output_tokens": output_tokens}
+    usage = {name: value for name, value in said.items() if value is not None}
+    if not usage:
+        raise typer.BadParameter("say what it has used: --cost-usd, --input-tokens or --output-tokens")
+    with operator() as gateway:
+        answer = gateway.call_for_tenant(
+            "correct_workflow_usage",
+            p_run_id=str(run),
+            p_usage=usage,
+            p_actor=actor(),
+            p_reason=reason,
+            p_session=session,
+        )
+    if answer["code"] == "not_found":
+        raise DispatcherError(f"No run {run} in this tenant.")
+    if answer["code"] == "nothing_booked":
+        raise DispatcherError(f"Nobody has worked on run {run} yet{' in that session' if session else ''}.")
+    if answer["code"] == "invalid":
+        raise typer.BadParameter("; ".join(answer["faults"]))
+    if as_json:
+        print_json(answer)
+        return
+    booked = answer["booked"]
+    print_line(f"{run}: booked {float(booked['cost_usd']):+.6g} USD and {int(booked['tokens']):+d} tokens.")
+
+
 @app.command("stats")
 def stats(as_json: Json = False) -> None:
     """Show the queue by status and type, notifications, and the last tick."""
@@ -149,17 +189,30 @@ def stats(as_json: Json = False) -> None:
     print_table(("status", "runs"), sorted(answer["by_status"].items()), title="Runs")
     columns = ("workflow_type", "agent_id", "queued", "active", "max_concurrent", "oldest_queued_seconds")
     print_table(
-        (*columns, "held_by"),
-        [[*(row[name] for name in columns), ", ".join(row["held_by"])] for row in answer["by_type"]],
+        (*columns, "estimate", "blocker", "held_by"),
+        [
+            [*(row[name] for name in columns), _estimate(row["estimate"]), row["blocker"], ", ".join(row["held_by"])]
+            for row in answer["by_type"]
+        ],
         title="Types",
     )
     facts = {
         "queued without a route": answer["no_route"],
         "cost of the last 24 h (USD)": answer["cost_last_24h_usd"],
+        "tokens of the last 24 h": answer["tokens_last_24h"],
         "notifications": _cell(answer["notifications"]),
         "last tick": _cell(answer["last_tick"]),
     }
     print_table(("fact", "value"), list(facts.items()))
+
+
+def _estimate(estimate: Mapping[str, Any] | None) -> str:
+    """What a run of a type is reckoned with, and where that comes from."""
+    if estimate is None:
+        return ""
+    reports = int(estimate["usd_reports"])
+    source = f"median of {reports}" if reports else "setting"
+    return f"{float(estimate['usd']):.6g} USD ({source})"
 
 
 def actor() -> str:

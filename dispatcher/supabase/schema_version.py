@@ -2,5 +2,5 @@
 
 from typing import Final
 
-REVISION: Final = 50
-FINGERPRINT: Final = "4fce63dc3f9de59a93640bb90e59433d2bc7a921ccce8842dd525458339b6a09"
+REVISION: Final = 51
+FINGERPRINT: Final = "be2f2a9e69be1156e8b5f211fad4a9e4c24aba739d1a956ae4e6071a8e17064d"

@@ -49,6 +49,7 @@ class PhaseAnswer:
     """Answer of one pass of a phase of `dispatch_workflows`.
 
     `busy`: another daemon's pass is under way, nothing was done. `locked`: groups of runs that another session holds.
+    `held_by`: the names of the budgets that hold each type; `blockers`: why they do (`budget`, `estimate_over_cap`).
     `budgets_open`: whether the `budget_error` had runs dispatched without their budgets.
     """
 
@@ -61,6 +62,7 @@ class PhaseAnswer:
     warned: int
     locked: int
     held_by: Mapping[str, object]
+    blockers: Mapping[str, object]
     errors: tuple[RowError, ...]
     budget_error: str | None
     budgets_open: bool
@@ -88,6 +90,7 @@ class PhaseAnswer:
             warned=answer.count("warned"),
             locked=answer.count("locked"),
             held_by=answer.part("held_by").fields if answer.value("held_by") is not None else {},
+            blockers=answer.part("blockers").fields if answer.value("blockers") is not None else {},
             errors=tuple(_row_error(row) for row in answer.parts("errors")),
             budget_error=answer.text_or_none("budget_error"),
             budgets_open=answer.value("budgets_open") is True,

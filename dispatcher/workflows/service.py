@@ -232,6 +232,7 @@ class _Tick:
         # As the last pass that hands out runs saw them.
         self.held = self.locked = 0
         self.held_by: Mapping[str, object] = {}
+        self.blockers: Mapping[str, object] = {}
         self.errors: dict[tuple[str, str | None], RowError] = {}
         self.failures: dict[str, DispatcherError] = {}
         self.budget_error: str | None = None
@@ -250,7 +251,8 @@ class _Tick:
         self.budget_error = self.budget_error or answer.budget_error
         self.budgets_open = self.budgets_open or answer.budgets_open
         if answer.phase == DISPATCHED and not answer.busy:
-            self.held, self.locked, self.held_by = answer.held, answer.locked, answer.held_by
+            self.held, self.locked = answer.held, answer.locked
+            self.held_by, self.blockers = answer.held_by, answer.blockers
 
     @property
     def did_something(self) -> bool:
@@ -263,6 +265,7 @@ class _Tick:
             **{name: self.counts[name] for name in COUNTS},
             "budget_enforcement": {"held": self.held, "stopped": self.stopped, "warned": self.warned},
             "held_by": dict(self.held_by),
+            "blockers": dict(self.blockers),
             "budget_error": self.budget_error,
             "errors": len(self.errors) + len(self.failures),
             "ms": round(seconds * 1000),

@@ -12,6 +12,7 @@ WORKFLOW_SETTINGS: Final = (
     "max_dispatch_retries",
     "stale_claim_seconds",
     "workflow_cost_estimate_usd",
+    "workflow_token_estimate",
 )
 
 

@@ -56,13 +56,17 @@ create table if not exists public.dispatcher_settings (
   stale_dispatch_seconds double precision not null default 300,
   max_dispatch_retries integer not null default 3,
   stale_claim_seconds double precision not null default 600,
-  workflow_cost_estimate_usd numeric(12, 6)
+  workflow_cost_estimate_usd numeric(12, 6),
+  workflow_token_estimate bigint
 );
+alter table public.dispatcher_settings add column if not exists workflow_token_estimate bigint;
 comment on table public.dispatcher_settings is
   'The settings each daemon registered with, typed and within their bounds: what the gates, the sweep and the tick '
   'read.';
 comment on column public.dispatcher_settings.workflow_cost_estimate_usd is
-  'NULL: none is set, runs are estimated from their history alone.';
+  'What a run costs of which nothing is known yet, and at least what counts for one that ends without a report. NULL: '
+  '0.10.';
+comment on column public.dispatcher_settings.workflow_token_estimate is 'The same in tokens. NULL: 20,000.';
 
 create table if not exists public.agent_wakes (
   id uuid primary key default gen_random_uuid(),

@@ -38,8 +38,9 @@ begin
   v_settings.stale_dispatch_seconds := dispatcher.setting(p_settings, 'stale_dispatch_seconds', 300, 0, 86400 * 365);
   v_settings.max_dispatch_retries := dispatcher.setting(p_settings, 'max_dispatch_retries', 3, 0, 1000000);
   v_settings.stale_claim_seconds := dispatcher.setting(p_settings, 'stale_claim_seconds', 600, 0, 86400 * 365);
-  v_settings.workflow_cost_estimate_usd := dispatcher.setting(p_settings, 'workflow_cost_estimate_usd', null, 0,
+  v_settings.workflow_cost_estimate_usd := dispatcher.setting(p_settings, 'workflow_cost_estimate_usd', 0.10, 0,
       999999);
+  v_settings.workflow_token_estimate := dispatcher.setting(p_settings, 'workflow_token_estimate', 20000, 0, 1e15);
   return v_settings;
 end
 $$;

@@ -90,8 +90,11 @@ create table if not exists public.workflow_runs (
   currency text not null default 'USD',
   reserved_usd numeric(12, 6),
   reserved_tokens bigint,
+  assumed_usd numeric(12, 6),
+  assumed_tokens bigint,
   reported_at timestamptz,
-  accounted_at timestamptz,
+  kept_status text check (kept_status in ('completed', 'failed')),
+  kept_error text,
   request_key text,
   created_at timestamptz not null default now(),
   updated_at timestamptz not null default now(),
@@ -120,11 +123,21 @@ comment on column public.workflow_runs.paused_from is
 comment on column public.workflow_runs.paused_at is 'Since when it is held.';
 comment on column public.workflow_runs.claim_token is 'The fence of the present claim.';
 comment on column public.workflow_runs.wake_id is 'The wake whose process works on it, where the daemon started one.';
-comment on column public.workflow_runs.cost_estimate is 'What the agent reported it cost.';
+alter table public.workflow_runs add column if not exists assumed_usd numeric(12, 6),
+  add column if not exists assumed_tokens bigint, add column if not exists kept_error text,
+  add column if not exists kept_status text check (kept_status in ('completed', 'failed'));
+comment on column public.workflow_runs.cost_estimate is 'What the agent reported it cost, in all.';
 comment on column public.workflow_runs.reserved_usd is
-  'What was set aside for it at its dispatch; counts in budgets until a cost is reported.';
-comment on column public.workflow_runs.accounted_at is
-  'When its cost was booked, which decides the budget period: its first report, or its end without one.';
+  'What was set aside for it at its dispatch. While it is open, what it has not reported of that counts in budgets.';
+comment on column public.workflow_runs.assumed_usd is
+  'What counts for it where it ended without a report of its cost: what was reserved, at least the configured '
+  'estimate.';
+comment on column public.workflow_runs.assumed_tokens is 'The same in tokens.';
+comment on column public.workflow_runs.reported_at is
+  'When cost or tokens were last reported. A cost without it is a guess of whoever queued the run.';
+comment on column public.workflow_runs.kept_status is
+  'How its session ended it while it was held; applied when it goes on.';
+comment on column public.workflow_runs.kept_error is 'The reason that came with kept_status failed.';
 create index if not exists workflow_runs_queued on public.workflow_runs (tenant_id, workflow_type, priority, queued_at)
     where status = 'queued';
 drop index if exists public.workflow_runs_unrouted;
@@ -139,11 +152,14 @@ create index if not exists workflow_runs_dispatched_to on public.workflow_runs (
 create index if not exists workflow_runs_finished on public.workflow_runs (tenant_id, finished_at)
     where finished_at is not null;
 create index if not exists workflow_runs_newest on public.workflow_runs (tenant_id, created_at desc);
-create index if not exists workflow_runs_accounted on public.workflow_runs (tenant_id, accounted_at)
-  include (owner_agent_id, workflow_type, cost_estimate, reserved_usd, input_tokens, output_tokens, reserved_tokens)
-      where accounted_at is not null;
-create index if not exists workflow_runs_reported on public.workflow_runs (tenant_id, workflow_type, reported_at desc)
-  where reported_at is not null and finished_at is not null;
+drop index if exists public.workflow_runs_accounted, public.workflow_runs_reported;
+alter table public.workflow_runs drop column if exists accounted_at;
+create index if not exists workflow_runs_reported_cost on public.workflow_runs (tenant_id, workflow_type,
+    reported_at desc) include (cost_estimate)
+  where reported_at is not null and finished_at is not null and cost_estimate > 0 and cost_estimate < 'Infinity';
+create index if not exists workflow_runs_reported_tokens on public.workflow_runs (tenant_id, workflow_type,
+    reported_at desc) include (input_tokens, output_tokens)
+  where reported_at is not null and finished_at is not null and greatest(input_tokens, output_tokens) > 0;
 create unique index if not exists workflow_runs_once on public.workflow_runs (tenant_id, request_key)
     where request_key is not null;
 create index if not exists workflow_runs_by_wake on public.workflow_runs (wake_id) where wake_id is not null;
@@ -233,12 +249,11 @@ create table if not exists public.workflow_claims (
   worked_at timestamptz,
   cost_usd numeric(12, 6),
   tokens bigint,
-  accounted_at timestamptz,
   constraint workflow_claims_ended_as_something check ((ended_at is null) = (ended_as is null))
 );
 comment on table public.workflow_claims is
-  'Every claim of a run: which session held which attempt and how that ended. Costs of a claim that was lost are '
-  'booked here, once.';
+  'Every claim of a run: which session held which attempt and how that ended. cost_usd and tokens: what is booked for '
+  'a claim that its run has left behind.';
 alter table public.workflow_claims add column if not exists wake_id uuid;
 comment on column public.workflow_claims.wake_id is
   'The wake it was made in. No foreign key, as for workflow_runs.wake_id: its check would wait for whoever holds the '
@@ -248,8 +263,33 @@ alter table public.workflow_runs drop constraint if exists workflow_runs_wake_id
 alter table public.workflow_claims add column if not exists worked_at timestamptz;
 create index if not exists workflow_claims_by_wake on public.workflow_claims (wake_id) where wake_id is not null;
 create index if not exists workflow_claims_by_run on public.workflow_claims (run_id, claimed_at);
-create index if not exists workflow_claims_accounted on public.workflow_claims (tenant_id, accounted_at)
-    where accounted_at is not null;
+drop index if exists public.workflow_claims_accounted;
+alter table public.workflow_claims drop column if exists accounted_at;
+
+create table if not exists public.workflow_bookings (
+  id bigint generated always as identity primary key,
+  tenant_id uuid not null references public.tenants (id) on delete cascade,
+  run_id uuid not null,
+  attempt integer not null,
+  agent_id text,
+  workflow_type text not null,
+  at timestamptz not null default now(),
+  cost_usd numeric(14, 6) not null check (cost_usd <> 'NaN'),
+  tokens bigint not null,
+  source text not null check (source in ('report', 'assumed', 'correction')),
+  constraint workflow_bookings_book_something check (cost_usd <> 0 or tokens <> 0)
+);
+comment on table public.workflow_bookings is
+  'The books of workflow runs: what each report, end without a report or correction added to what was booked before '
+  '(or took from it), in the moment it arrived. Budgets, stats and reports are sums of it. Append-only.';
+comment on column public.workflow_bookings.run_id is
+  'The run. No foreign key: what was spent stays spent when the row of its run is deleted.';
+comment on column public.workflow_bookings.agent_id is 'Slug of the agent it was spent by.';
+comment on column public.workflow_bookings.source is
+  'report: of the agent. assumed: an end without a report. correction: of an operator.';
+create index if not exists workflow_bookings_of_period on public.workflow_bookings (tenant_id, at)
+  include (agent_id, workflow_type, cost_usd, tokens);
+create index if not exists workflow_bookings_by_run on public.workflow_bookings (run_id);
 
 create table if not exists public.workflow_notifications (
   id uuid primary key default gen_random_uuid(),
@@ -329,6 +369,7 @@ create table if not exists public.budgets (
   action_on_exceed text not null default 'warn' check (action_on_exceed in ('warn', 'pause_new_runs', 'hard_stop')),
   active boolean not null default true,
   fail_closed boolean not null default false,
+  revision integer not null default 1,
   created_at timestamptz not null default now(),
   updated_at timestamptz not null default now(),
   constraint budgets_fleet_has_no_scope_id check ((scope = 'fleet') = (scope_id is null)),
@@ -337,6 +378,9 @@ create table if not exists public.budgets (
 comment on table public.budgets is
   'What may be spent per period of its zone by an agent, a department, a project (a workflow type) or the whole '
   'fleet. fail_closed: holds runs when it cannot be evaluated.';
+alter table public.budgets add column if not exists revision integer not null default 1;
+comment on column public.budgets.revision is
+  'One more with every change of cap or action: what happens after it is told anew.';
 create unique index if not exists budgets_one_active on public.budgets (tenant_id, scope, coalesce(scope_id, ''),
     period) where active;
 
@@ -349,9 +393,22 @@ create table if not exists public.budget_events (
   event_kind text not null check (event_kind in ('warned', 'paused', 'hard_stopped', 'recovered')),
   detail jsonb not null default '{}',
   created_at timestamptz not null default clock_timestamp(),
-  constraint budget_events_once unique (budget_id, period_key, event_kind)
+  revision integer not null default 1,
+  constraint budget_events_once unique (budget_id, period_key, event_kind, revision)
 );
-comment on table public.budget_events is 'Breaches of budgets and their ends: each kind once per budget and period.';
+comment on table public.budget_events is
+  'Breaches of budgets and their ends: each kind once per budget, period and revision of the budget.';
+alter table public.budget_events add column if not exists revision integer not null default 1;
+do $$
+begin
+  if not exists (select from pg_catalog.pg_constraint where conrelid = 'public.budget_events'::regclass
+      and conname = 'budget_events_once' and pg_catalog.pg_get_constraintdef(oid) like '%revision%') then
+    alter table public.budget_events drop constraint if exists budget_events_once;
+    alter table public.budget_events add constraint budget_events_once
+      unique (budget_id, period_key, event_kind, revision);
+  end if;
+end
+$$;
 
 -- A YourHQ database has an audit_log of another shape already: ours has a name of its own, and the short one where it
 -- is free.
@@ -420,8 +477,8 @@ declare
 begin
   foreach v_table in array array['departments', 'agent_profiles', 'workflow_agent_routing', 'workflow_runs',
       'workflow_run_transitions',
-                                 'workflow_run_events', 'workflow_claims', 'workflow_notifications',
-                                     'workflow_respawns', 'workflow_approvals',
+                                 'workflow_run_events', 'workflow_claims', 'workflow_bookings',
+                                     'workflow_notifications', 'workflow_respawns', 'workflow_approvals',
                                  'budgets', 'budget_events', 'workflow_audit_log'] loop
     execute format('alter table public.%I enable row level security', v_table);
     execute format('revoke all on public.%I from public, anon, authenticated', v_table);
@@ -432,7 +489,8 @@ begin
   end loop;
   perform dispatcher.let_users_read('agent_wakes');  -- it has more columns by now
   -- Written by their functions alone, never changed: also for the service role.
-  revoke insert, update, delete, truncate on public.workflow_run_events, public.workflow_audit_log from service_role;
+  revoke insert, update, delete, truncate on public.workflow_run_events, public.workflow_bookings,
+    public.workflow_audit_log from service_role;
 end
 $$;
 
@@ -442,7 +500,8 @@ do $$
 declare
   v_table text;
 begin
-  foreach v_table in array array['workflow_run_events', 'workflow_audit_log', 'budget_events'] loop
+  foreach v_table in array array['workflow_run_events', 'workflow_bookings', 'workflow_audit_log',
+      'budget_events'] loop
     execute format('revoke all on sequence %s from public, anon, authenticated',
         pg_get_serial_sequence('public.' || v_table, 'id'));
     execute format('grant usage, select on sequence %s to service_role',

@@ -8,15 +8,15 @@ set local lock_timeout = '3s';
 create or replace function dispatcher.workflow_run_json(p_run public.workflow_runs) returns jsonb
 language sql stable set search_path = ''
 as $$ select dispatcher.shown_row(to_jsonb(p_run) - array['claim_token', 'reserved_usd', 'reserved_tokens',
-    'request_key']) $$;
+    'assumed_usd', 'assumed_tokens', 'request_key']) $$;
 comment on function dispatcher.workflow_run_json(public.workflow_runs) is
   'A run as it is shown: everything but its fence and what is internal to budgets.';
 
 create or replace function dispatcher.workflow_answer(p_code text, p_run public.workflow_runs) returns jsonb
 language sql stable set search_path = ''
 as $$
-  select jsonb_build_object('applied', p_code in ('ok', 'already'), 'code', p_code, 'run_id', p_run.id, 'status',
-      p_run.status,
+  select jsonb_build_object('applied', p_code in ('ok', 'already', 'kept'), 'code', p_code, 'run_id', p_run.id,
+                            'status', p_run.status,
                             'run', case when p_run.id is not null then dispatcher.workflow_run_json(p_run) end)
 $$;
 comment on function dispatcher.workflow_answer(text, public.workflow_runs) is
@@ -105,42 +105,49 @@ comment on function dispatcher.drop_notifications(uuid[]) is
   'Nobody has to be told of these runs any more. A side write: the claim of a notification looks at its run again. '
   'Never waits.';
 
-create or replace function dispatcher.known_tokens(p_input bigint, p_output bigint) returns bigint
-language sql immutable parallel safe set search_path = ''
+create or replace function dispatcher.book(p_run public.workflow_runs, p_attempt integer, p_agent text, p_usd numeric,
+    p_tokens bigint, p_source text) returns void
+language sql volatile security definer set search_path = ''
 as $$
-  select case when num_nonnulls(p_input, p_output) > 0 and least(p_input, p_output) >= 0
-              then least(coalesce(p_input, 0)::numeric + coalesce(p_output, 0), 1e18)::bigint end
+  insert into public.workflow_bookings (tenant_id, run_id, attempt, agent_id, workflow_type, cost_usd, tokens, source)
+  select p_run.tenant_id, p_run.id, p_attempt, p_agent, p_run.workflow_type, coalesce(p_usd, 0), coalesce(p_tokens, 0),
+         coalesce(nullif(current_setting('dispatcher.booking_source', true), ''), p_source)
+   where coalesce(p_usd, 0) <> 0 or coalesce(p_tokens, 0) <> 0
 $$;
-comment on function dispatcher.known_tokens(bigint, bigint) is
-  'The tokens that a row tells of; NULL when it tells of none, or of fewer than none.';
-
-create or replace function dispatcher.known_cost(p_cost numeric) returns numeric
-language sql immutable parallel safe set search_path = ''
-as $$ select case when p_cost >= 0 and p_cost < 'Infinity' then p_cost end $$;
-comment on function dispatcher.known_cost(numeric) is
-  'A cost of a row; NULL when it is none: not told, negative, NaN, infinite.';
+comment on function dispatcher.book(public.workflow_runs, integer, text, numeric, bigint, text) is
+  'Books what a claim that its run has left behind has cost besides; what a run itself costs is booked by trigger.';
 
 create or replace function dispatcher.settle_workflow_claim(p_run public.workflow_runs, p_as text) returns void
-language sql volatile set search_path = ''
+language plpgsql volatile set search_path = ''
 as $$
-  -- Whoever gave a sign of life has worked: what it did not report counts as what was reserved for it, never as
-  -- nothing.
+declare
+  v_configured constant record := dispatcher.configured_estimates(p_run.tenant_id);
+  v_usd constant numeric := coalesce(dispatcher.known_cost(p_run.cost_estimate),
+      dispatcher.known_cost(p_run.assumed_usd), greatest(dispatcher.known_cost(p_run.reserved_usd), v_configured.usd));
+  v_tokens constant bigint := coalesce(dispatcher.known_tokens(p_run.input_tokens, p_run.output_tokens),
+      case when p_run.assumed_tokens >= 0 then p_run.assumed_tokens end,
+      greatest(p_run.reserved_tokens, v_configured.tokens));
+begin
+  -- Whoever gave a sign of life has worked: what it did not report is assumed, never nothing.
+  if p_run.reported_at is null and p_run.started_at is null and p_run.finished_at is null then
+    return;
+  elsif p_run.finished_at is not null and p_run.claimed_at is null and p_run.reported_at is null then
+    return;
+  end if;
   insert into public.workflow_claims as claim (
     claim_token, tenant_id, run_id, workflow_type, agent_id, session_id, attempt, claimed_at, ended_at, ended_as,
-        cost_usd, tokens, accounted_at)
-  select coalesce(p_run.claim_token, gen_random_uuid()), p_run.tenant_id, p_run.id, p_run.workflow_type,
-      p_run.owner_agent_id,
-         coalesce(p_run.session_id, 'unknown'), p_run.dispatch_attempts, coalesce(p_run.claimed_at, now()), now(), p_as,
-         coalesce(dispatcher.known_cost(p_run.cost_estimate), p_run.reserved_usd),
-         coalesce(dispatcher.known_tokens(p_run.input_tokens, p_run.output_tokens), p_run.reserved_tokens),
-         coalesce(p_run.accounted_at, now())
-   where p_run.accounted_at is not null or p_run.started_at is not null
-  on conflict (claim_token) do update set cost_usd = excluded.cost_usd, tokens = excluded.tokens,
-      accounted_at = excluded.accounted_at
+        cost_usd, tokens)
+  values (coalesce(p_run.claim_token, gen_random_uuid()), p_run.tenant_id, p_run.id, p_run.workflow_type,
+          p_run.owner_agent_id, coalesce(p_run.session_id, 'unknown'), p_run.dispatch_attempts,
+          coalesce(p_run.claimed_at, now()), now(), p_as, v_usd, v_tokens)
+  on conflict (claim_token) do update set cost_usd = excluded.cost_usd, tokens = excluded.tokens;
+  perform dispatcher.book(p_run, p_run.dispatch_attempts, p_run.owner_agent_id,
+      v_usd - dispatcher.booked_usd(p_run), v_tokens - dispatcher.booked_tokens(p_run), 'assumed');
+end
 $$;
 comment on function dispatcher.settle_workflow_claim(public.workflow_runs, text) is
-  'Moves what the present claim of a run has cost from the run to the claim, where the budgets find it once the run '
-  'starts a new account. A claim without a report or a heartbeat cost nothing. The caller empties the run.';
+  'Keeps with the present claim of a run what is booked for it, and books what is assumed for what it did not report. '
+  'A claim without a report or a heartbeat cost nothing. The caller empties the run.';
 
 create or replace function public.poll_workflow_runs(p_tenant_id uuid, p_agent text, p_limit integer) returns jsonb
 language sql stable set search_path = '' set lock_timeout = '1s'
@@ -201,7 +208,8 @@ begin
   perform dispatcher.note_workflow_actor(coalesce(p_agent, p_run.owner_agent_id), null);
   update public.workflow_runs as run
      set status = 'claimed', claimed_at = now(), claimed_by = coalesce(p_agent, run.owner_agent_id),
-         session_id = p_session,
+         session_id = p_session, assumed_usd = null, assumed_tokens = null, reported_at = null,
+         cost_estimate = case when run.reported_at is null then run.cost_estimate end,
          claim_token = gen_random_uuid(), last_heartbeat_at = now(), started_at = null, blocker_type = null,
              blocker_description = null,
          deadline_at = dispatcher.deadline_of_run(now(), dispatcher.workflow_timeout_minutes(run.tenant_id,
@@ -307,45 +315,57 @@ begin
          output_tokens = coalesce((v_usage ->> 'output_tokens')::bigint, output_tokens),
          cached_tokens = coalesce((v_usage ->> 'cached_tokens')::bigint, cached_tokens),
          model_id = coalesce(v_usage ->> 'model', model_id),
-         reported_at = case when v_says_something then now() else reported_at end,
-         accounted_at = case when v_says_something then coalesce(accounted_at, now()) else accounted_at end
+         reported_at = case when v_says_something then now() else reported_at end
    where id = p_run.id returning * into p_run;
   return p_run;
 end
 $$;
 comment on function dispatcher.book_workflow_usage(public.workflow_runs, jsonb) is
-  'Keeps what a run is said to have cost. Totals, not increments: a repeat changes nothing. The period it was first '
-  'booked in stays.';
+  'Keeps what a run is said to have cost. Totals, not increments: a repeat changes nothing, and what is new is booked '
+  'in the period it arrives in.';
 
-create or replace function dispatcher.book_lost_claim_usage(
-  p_tenant_id uuid, p_run_id uuid, p_session text, p_claim_token uuid, p_usage jsonb
-) returns boolean
+create or replace function dispatcher.booked_since(p_before public.workflow_runs, p_run public.workflow_runs)
+    returns jsonb
+language sql stable set search_path = ''
+as $$
+  select jsonb_build_object('cost_usd', dispatcher.booked_usd(p_run) - dispatcher.booked_usd(p_before),
+                            'tokens', dispatcher.booked_tokens(p_run) - dispatcher.booked_tokens(p_before))
+$$;
+comment on function dispatcher.booked_since(public.workflow_runs, public.workflow_runs) is
+  'What a call has booked for the claim of a run: {cost_usd, tokens}, below 0 where it took something back.';
+
+drop function if exists dispatcher.book_lost_claim_usage(uuid, uuid, text, uuid, jsonb);
+create or replace function dispatcher.book_lost_claim(p_run public.workflow_runs, p_session text, p_claim_token uuid,
+    p_usage jsonb) returns jsonb
 language plpgsql volatile set search_path = ''
 as $$
 declare
   v_usage constant jsonb := dispatcher.workflow_usage_values(coalesce(p_usage, '{}'));
+  v_claim public.workflow_claims;
+  v_usd numeric;
+  v_tokens bigint;
 begin
-  if not v_usage ?| array['cost_usd', 'input_tokens', 'output_tokens'] then
-    return false;
+  select claim.* into v_claim from public.workflow_claims as claim
+   where claim.run_id = p_run.id and claim.session_id = p_session and claim.ended_at is not null
+     and claim.claim_token is distinct from p_run.claim_token
+     and (p_claim_token is null or claim.claim_token = p_claim_token)
+   order by claim.claimed_at desc limit 1 for update;
+  if v_claim.claim_token is null or not v_usage ?| array['cost_usd', 'input_tokens', 'output_tokens'] then
+    return null;
   end if;
-  update public.workflow_claims as claim
-     set cost_usd = coalesce((v_usage ->> 'cost_usd')::numeric, cost_usd),
-         tokens = case when v_usage ?| array['input_tokens', 'output_tokens']
-                       then dispatcher.known_tokens((v_usage ->> 'input_tokens')::bigint,
-                           (v_usage ->> 'output_tokens')::bigint)
-                       else tokens end,
-         accounted_at = coalesce(accounted_at, now())
-   where claim.claim_token = (select lost.claim_token from public.workflow_claims as lost
-                               where lost.tenant_id = p_tenant_id and lost.run_id = p_run_id
-                                 and lost.session_id = p_session and lost.ended_at is not null
-                                 and (p_claim_token is null or lost.claim_token = p_claim_token)
-                               order by lost.claimed_at desc limit 1);
-  return found;
+  v_usd := coalesce((v_usage ->> 'cost_usd')::numeric, v_claim.cost_usd);
+  v_tokens := coalesce(dispatcher.known_tokens((v_usage ->> 'input_tokens')::bigint,
+      (v_usage ->> 'output_tokens')::bigint), v_claim.tokens);
+  update public.workflow_claims set cost_usd = v_usd, tokens = v_tokens where claim_token = v_claim.claim_token;
+  v_usd := coalesce(v_usd, 0) - coalesce(v_claim.cost_usd, 0);
+  v_tokens := coalesce(v_tokens, 0) - coalesce(v_claim.tokens, 0);
+  perform dispatcher.book(p_run, v_claim.attempt, v_claim.agent_id, v_usd, v_tokens, 'report');
+  return jsonb_build_object('cost_usd', v_usd, 'tokens', v_tokens);
 end
 $$;
-comment on function dispatcher.book_lost_claim_usage(uuid, uuid, text, uuid, jsonb) is
-  'The cost of a claim that was lost meanwhile: the money is spent all the same, so it is booked with that claim, '
-  'once.';
+comment on function dispatcher.book_lost_claim(public.workflow_runs, text, uuid, jsonb) is
+  'The cost of a claim that was lost meanwhile, in all: the money is spent all the same, so what is new is booked now. '
+  'Answers what was booked, {cost_usd, tokens}; NULL where the session has lost no claim of the run, or says nothing.';
 
 create or replace function dispatcher.refuse_workflow_caller(
   p_code text, p_run public.workflow_runs, p_tenant_id uuid, p_run_id uuid, p_session text, p_claim_token uuid,
@@ -354,23 +374,24 @@ create or replace function dispatcher.refuse_workflow_caller(
 language plpgsql volatile set search_path = ''
 as $$
 declare
-  v_booked boolean := false;
+  v_before constant public.workflow_runs := p_run;
+  v_booked jsonb;
 begin
-  if p_code in ('finished', 'held') then
-    p_run := dispatcher.book_workflow_usage(p_run, p_usage);
+  if p_run.id is null then
+    return dispatcher.refuse_run(p_run_id, 'not_found') || '{"usage_booked": false}';
   elsif p_code = 'not_yours' then
-    v_booked := dispatcher.book_lost_claim_usage(p_tenant_id, p_run_id, p_session, p_claim_token, p_usage);
+    v_booked := dispatcher.book_lost_claim(p_run, p_session, p_claim_token, p_usage);
+  elsif dispatcher.workflow_usage_values(coalesce(p_usage, '{}')) <> '{}' then
+    p_run := dispatcher.book_workflow_usage(p_run, p_usage);
+    v_booked := dispatcher.booked_since(v_before, p_run);
   end if;
-  v_booked := v_booked or (p_code in ('finished', 'held') and dispatcher.workflow_usage_values(coalesce(p_usage,
-      '{}')) <> '{}');
-  return case when p_run.id is null then dispatcher.refuse_run(p_run_id, 'not_found')
-      else dispatcher.workflow_answer(p_code, p_run) end
-         || jsonb_build_object('usage_booked', v_booked);
+  return dispatcher.workflow_answer(p_code, p_run)
+      || jsonb_build_object('usage_booked', v_booked is not null, 'booked', v_booked);
 end
 $$;
 comment on function dispatcher.refuse_workflow_caller(text, public.workflow_runs, uuid, uuid, text, uuid, jsonb) is
   'The answer to a session that does not hold the run (any more), or may not end it while it is paused; a cost it '
-  'brings is booked nevertheless.';
+  'brings is booked nevertheless: usage_booked, booked {cost_usd, tokens}.';
 
 create or replace function dispatcher.wake_worked_on_a_run(p_wake_id uuid) returns boolean
 language sql stable set search_path = ''
@@ -410,6 +431,7 @@ language plpgsql volatile set search_path = '' set lock_timeout = '1s'
 as $$
 declare
   v_run public.workflow_runs;
+  v_before public.workflow_runs;
   v_code text;
 begin
   v_run := dispatcher.lock_workflow_run(p_tenant_id, p_run_id);
@@ -419,8 +441,10 @@ begin
   end if;
   perform dispatcher.note_workflow_actor(v_run.claimed_by, null);
   v_run := dispatcher.start_workflow_run(v_run);
+  v_before := v_run;
   v_run := dispatcher.book_workflow_usage(v_run, p_usage);
   return dispatcher.workflow_answer('ok', v_run) || jsonb_build_object(
+    'booked', dispatcher.booked_since(v_before, v_run),
     'deadline_in', dispatcher.seconds_until(dispatcher.put_off(v_run.deadline_at, v_run.paused_at)));
 exception when lock_not_available then
   return dispatcher.refuse_run(p_run_id, 'busy');
@@ -436,23 +460,90 @@ create or replace function public.report_workflow_usage(
 language plpgsql volatile set search_path = '' set lock_timeout = '1s'
 as $$
 declare
+  v_before public.workflow_runs;
   v_run public.workflow_runs;
   v_code text;
 begin
-  v_run := dispatcher.lock_workflow_run(p_tenant_id, p_run_id);
-  v_code := dispatcher.workflow_claim_state(v_run, p_session, p_claim_token);
-  if v_code not in ('ok', 'held') then
-    return dispatcher.refuse_workflow_caller(v_code, v_run, p_tenant_id, p_run_id, p_session, p_claim_token, p_usage);
+  v_before := dispatcher.lock_workflow_run(p_tenant_id, p_run_id);
+  v_code := dispatcher.workflow_claim_state(v_before, p_session, p_claim_token);
+  if v_code not in ('ok', 'held', 'finished') then
+    return dispatcher.refuse_workflow_caller(v_code, v_before, p_tenant_id, p_run_id, p_session, p_claim_token,
+        p_usage);
   end if;
-  return dispatcher.workflow_answer('ok', dispatcher.book_workflow_usage(v_run, p_usage))
-      || jsonb_build_object('usage_booked', true);
+  v_run := dispatcher.book_workflow_usage(v_before, p_usage);
+  return dispatcher.workflow_answer('ok', v_run) || jsonb_build_object(
+    'usage_booked', dispatcher.workflow_usage_values(coalesce(p_usage, '{}')) <> '{}',
+    'booked', dispatcher.booked_since(v_before, v_run));
 exception when lock_not_available then
   return dispatcher.refuse_run(p_run_id, 'busy');
 end
 $$;
 comment on function public.report_workflow_usage(uuid, uuid, text, jsonb, uuid) is
-  'What the run has cost so far, as totals. Also after its end, and after a lost claim (then booked with that claim): '
-  'usage_booked says whether it was.';
+  'What the run has cost so far, in all. Also after its end (ok), and after a lost claim (not_yours, booked with that '
+  'claim). usage_booked: whether anything could be kept; booked: what that added, {cost_usd, tokens}.';
+
+create or replace function dispatcher.repeat_end(p_run public.workflow_runs, p_usage jsonb) returns jsonb
+language plpgsql volatile set search_path = ''
+as $$
+declare
+  v_before constant public.workflow_runs := p_run;
+  v_usage constant jsonb := dispatcher.workflow_usage_values(coalesce(p_usage, '{}'));
+begin
+  -- A repeat says the same once more: only a cost that was not known yet is news. Another one is for the usage command.
+  if p_run.cost_estimate is null then
+    p_run := dispatcher.book_workflow_usage(p_run, p_usage);
+  end if;
+  return dispatcher.workflow_answer('already', p_run) || jsonb_build_object(
+    'booked', dispatcher.booked_since(v_before, p_run),
+    'usage_ignored', v_before.cost_estimate is not null
+        and (v_usage ->> 'cost_usd')::numeric is distinct from v_before.cost_estimate and v_usage ? 'cost_usd');
+end
+$$;
+comment on function dispatcher.repeat_end(public.workflow_runs, jsonb) is
+  'The answer to a session that ends its run once more. usage_ignored: it brought another cost than the one that is '
+  'booked, and that was left as it is.';
+
+create or replace function dispatcher.keep_end(p_run public.workflow_runs, p_status text, p_output jsonb, p_error text,
+    p_usage jsonb) returns jsonb
+language plpgsql volatile set search_path = ''
+as $$
+declare
+  v_before constant public.workflow_runs := p_run;
+begin
+  p_run := dispatcher.book_workflow_usage(p_run, p_usage);
+  update public.workflow_runs
+     set kept_status = p_status,
+         kept_error = case p_status when 'failed' then dispatcher.clean_inbox_reason(p_error) end,
+         output_summary = coalesce(p_output, output_summary)
+   where id = p_run.id returning * into p_run;
+  return dispatcher.workflow_answer('kept', p_run) || jsonb_build_object(
+    'usage_booked', dispatcher.workflow_usage_values(coalesce(p_usage, '{}')) <> '{}',
+    'booked', dispatcher.booked_since(v_before, p_run));
+end
+$$;
+comment on function dispatcher.keep_end(public.workflow_runs, text, jsonb, text, jsonb) is
+  'Keeps how a session ended its run while that is held: the work is done and is not to be done again.';
+
+create or replace function dispatcher.apply_kept_end(p_run public.workflow_runs) returns void
+language plpgsql volatile set search_path = ''
+as $$
+begin
+  if p_run.status = 'claimed' and p_run.kept_status = 'completed' then
+    perform dispatcher.start_workflow_run(p_run);  -- as running it comes here again
+    return;
+  end if;
+  perform dispatcher.note_workflow_actor(p_run.claimed_by, 'ended while it was held');
+  perform dispatcher.end_workflow_claim(p_run, p_run.kept_status);
+  perform dispatcher.note_work_on_claim(p_run);
+  update public.workflow_runs
+     set status = p_run.kept_status, finished_at = now(), wake_id = null,
+         last_error = case p_run.kept_status when 'failed' then p_run.kept_error else last_error end,
+         last_error_at = case p_run.kept_status when 'failed' then now() else last_error_at end
+   where id = p_run.id;
+end
+$$;
+comment on function dispatcher.apply_kept_end(public.workflow_runs) is
+  'Ends a run that went on after its session had ended it. The caller holds its row.';
 
 create or replace function dispatcher.finish_workflow_run(
   p_tenant_id uuid, p_run_id uuid, p_session text, p_claim_token uuid, p_status text, p_output jsonb, p_error text,
@@ -461,17 +552,16 @@ create or replace function dispatcher.finish_workflow_run(
 language plpgsql volatile set search_path = '' set lock_timeout = '1s'
 as $$
 declare
+  v_before public.workflow_runs;
   v_run public.workflow_runs;
   v_code text;
 begin
   v_run := dispatcher.lock_workflow_run(p_tenant_id, p_run_id);
   v_code := dispatcher.workflow_claim_state(v_run, p_session, p_claim_token);
   if v_code = 'finished' and v_run.status = p_status then
-    -- A repeat says the same once more: only a cost that was not known yet is news.
-    if v_run.cost_estimate is null then
-      v_run := dispatcher.book_workflow_usage(v_run, p_usage);
-    end if;
-    return dispatcher.workflow_answer('already', v_run);
+    return dispatcher.repeat_end(v_run, p_usage);
+  elsif v_code = 'held' and v_run.paused_from in ('claimed', 'running') then
+    return dispatcher.keep_end(v_run, p_status, p_output, p_error, p_usage);
   end if;
   if v_code <> 'ok' then
     return dispatcher.refuse_workflow_caller(v_code, v_run, p_tenant_id, p_run_id, p_session, p_claim_token, p_usage);
@@ -480,6 +570,7 @@ begin
   if p_status = 'completed' then
     v_run := dispatcher.start_workflow_run(v_run);
   end if;
+  v_before := v_run;
   perform dispatcher.end_workflow_claim(v_run, p_status);
   v_run := dispatcher.book_workflow_usage(v_run, p_usage);
   perform dispatcher.note_work_on_claim(v_run);
@@ -488,13 +579,15 @@ begin
          last_error = case p_status when 'failed' then dispatcher.clean_inbox_reason(p_error) else last_error end,
          last_error_at = case p_status when 'failed' then now() else last_error_at end
    where id = p_run_id returning * into v_run;
-  return dispatcher.workflow_answer('ok', v_run);
+  return dispatcher.workflow_answer('ok', v_run)
+      || jsonb_build_object('booked', dispatcher.booked_since(v_before, v_run));
 exception when lock_not_available then
   return dispatcher.refuse_run(p_run_id, 'busy');
 end
 $$;
 comment on function dispatcher.finish_workflow_run(uuid, uuid, text, uuid, text, jsonb, text, jsonb) is
-  'Ends a run as completed or failed on behalf of the session that holds it. already for a repeat.';
+  'Ends a run as completed or failed on behalf of the session that holds it. already for a repeat; kept while the run '
+  'is held: its end is applied when it goes on.';
 
 create or replace function public.complete_workflow_run(
   p_tenant_id uuid, p_run_id uuid, p_session text, p_output jsonb default null, p_usage jsonb default null,
@@ -505,7 +598,8 @@ as $$ select dispatcher.finish_workflow_run(p_tenant_id, p_run_id, p_session, p_
     null, p_usage) $$;
 comment on function public.complete_workflow_run(uuid, uuid, text, jsonb, jsonb, uuid) is
   'The session that holds the run finished it, with its output and usage {cost_usd, input_tokens, output_tokens, '
-  'cached_tokens, model}. A repeat is already; busy: ask again.';
+  'cached_tokens, model}. A repeat is already; kept: the run is held, and this is its end when it goes on; busy: ask '
+  'again. booked: what that added to the books, {cost_usd, tokens}.';
 
 create or replace function public.fail_workflow_run(
   p_tenant_id uuid, p_run_id uuid, p_session text, p_error text, p_usage jsonb default null,
@@ -515,7 +609,8 @@ language sql volatile set search_path = '' set lock_timeout = '1s'
 as $$ select dispatcher.finish_workflow_run(p_tenant_id, p_run_id, p_session, p_claim_token, 'failed', null, p_error,
     p_usage) $$;
 comment on function public.fail_workflow_run(uuid, uuid, text, text, jsonb, uuid) is
-  'The session that holds the run gave it up, with the reason. A repeat is already; busy: ask again.';
+  'The session that holds the run gave it up, with the reason. A repeat is already; kept: the run is held, and this is '
+  'its end when it goes on; busy: ask again.';
 
 create or replace function dispatcher.return_workflow_run(p_run public.workflow_runs, p_how text)
     returns public.workflow_runs
@@ -538,7 +633,7 @@ begin
            started_at = null, deadline_at = null, last_heartbeat_at = null, claim_token = null, session_id = null,
                wake_id = null,
            reserved_usd = null, reserved_tokens = null, cost_estimate = null, input_tokens = null, output_tokens = null,
-           cached_tokens = null, reported_at = null, accounted_at = null
+           cached_tokens = null, reported_at = null, assumed_usd = null, assumed_tokens = null
      where id = p_run.id returning * into p_run;
   end if;
   return p_run;
@@ -608,6 +703,65 @@ $$;
 comment on function dispatcher.audit_workflow_action(uuid, text, text, text, jsonb, jsonb, boolean) is
   'One line in workflow_audit_log. A side write: when it fails, what it tells of is done all the same and the fault '
   'is noted.';
+
+create or replace function dispatcher.correct_run(p_run public.workflow_runs, p_session text, p_usage jsonb)
+    returns jsonb
+language plpgsql volatile set search_path = ''
+as $$
+declare
+  v_before constant public.workflow_runs := p_run;
+  v_booked jsonb;
+begin
+  if p_session is not null and p_session is distinct from p_run.session_id then
+    v_booked := dispatcher.book_lost_claim(p_run, p_session, null, p_usage);
+  elsif p_run.claimed_at is not null and coalesce(p_run.paused_from, p_run.status) not in ('queued', 'dispatched') then
+    p_run := dispatcher.book_workflow_usage(p_run, p_usage);
+    v_booked := dispatcher.booked_since(v_before, p_run);
+  end if;
+  return dispatcher.workflow_answer(case when v_booked is null then 'nothing_booked' else 'ok' end, p_run)
+      || jsonb_build_object('booked', v_booked);
+end
+$$;
+comment on function dispatcher.correct_run(public.workflow_runs, text, jsonb) is
+  'Books what a run, which the caller has locked, or a session it has lost, has really cost in all.';
+
+create or replace function public.correct_workflow_usage(
+  p_tenant_id uuid, p_run_id uuid, p_usage jsonb, p_actor text, p_reason text default null,
+      p_session text default null
+) returns jsonb
+language plpgsql volatile set search_path = '' set lock_timeout = '2s'
+as $$
+declare
+  v_run public.workflow_runs;
+  v_usage constant jsonb := dispatcher.workflow_usage_values(coalesce(p_usage, '{}'));
+  v_answer jsonb;
+begin
+  if not v_usage ?| array['cost_usd', 'input_tokens', 'output_tokens'] then
+    return dispatcher.invalid(array['usage: neither a cost nor tokens, from 0 on']);
+  end if;
+  v_run := dispatcher.lock_workflow_run(p_tenant_id, p_run_id);
+  if v_run.id is null then
+    return dispatcher.refuse_run(p_run_id, 'not_found');
+  end if;
+  perform set_config('dispatcher.booking_source', 'correction', true);
+  v_answer := dispatcher.correct_run(v_run, p_session, v_usage);
+  perform set_config('dispatcher.booking_source', '', true);
+  if v_answer ->> 'code' = 'ok' then
+    perform dispatcher.audit_workflow_action(p_tenant_id, p_actor, 'correct_usage', 'run:' || p_run_id,
+      jsonb_build_object('cost_usd', v_run.cost_estimate, 'input_tokens', v_run.input_tokens,
+                         'output_tokens', v_run.output_tokens),
+      v_usage || jsonb_build_object('session', left(p_session, 500), 'reason', left(p_reason, 4000),
+                                    'booked', v_answer -> 'booked'));
+  end if;
+  return v_answer;
+exception when lock_not_available then
+  return dispatcher.refuse_run(p_run_id, 'busy');
+end
+$$;
+comment on function public.correct_workflow_usage(uuid, uuid, jsonb, text, text, text) is
+  'An operator says what a run has really cost in all ({cost_usd, input_tokens, output_tokens}), also after its end; '
+  'p_session: a session the run has lost. The difference is booked now; audited. Answers {applied, code: ok | '
+  'nothing_booked (nobody has worked on it) | invalid | not_found | busy, booked {cost_usd, tokens}, run}.';
 
 create or replace function dispatcher.faults_of_delay(p_seconds double precision, p_not_before timestamptz)
     returns text[]
@@ -742,7 +896,8 @@ begin
              claim_token = null,
          session_id = null, wake_id = null, reserved_usd = null, reserved_tokens = null, cost_estimate = null,
              input_tokens = null,
-         output_tokens = null, cached_tokens = null, reported_at = null, accounted_at = null
+         output_tokens = null, cached_tokens = null, reported_at = null, assumed_usd = null, assumed_tokens = null,
+         last_error = null, last_error_at = null
    where id = p_run.id returning * into p_run;
   perform set_config('dispatcher.override_run', '', true);
   delete from public.workflow_respawns where run_id = p_run.id;
@@ -814,6 +969,9 @@ as $$
       'claims', (select coalesce(jsonb_agg(to_jsonb(claim) - array['claim_token', 'tenant_id', 'run_id',
           'workflow_type'] order by claim.claimed_at), '[]')
                    from public.workflow_claims as claim where claim.run_id = p_run_id),
+      'bookings', (select coalesce(jsonb_agg(to_jsonb(booking) - array['id', 'tenant_id', 'run_id', 'workflow_type']
+          order by booking.id), '[]')
+                     from public.workflow_bookings as booking where booking.run_id = p_run_id),
       'notifications', (select coalesce(jsonb_agg(to_jsonb(note) - array['claim_token', 'tenant_id', 'run_id']
           order by note.attempt), '[]')
                           from public.workflow_notifications as note where note.run_id = p_run_id),
@@ -824,7 +982,7 @@ as $$
         and run.tenant_id = p_tenant_id
 $$;
 comment on function public.show_workflow_run(uuid, uuid) is
-  'One run whole: record, events, claims, notifications, approvals.';
+  'One run whole: record, events, claims, what is booked for it, notifications, approvals.';
 
 create or replace function dispatcher.faults_of_route(
   p_tenant_id uuid, p_workflow_type text, p_agent text, p_priority integer, p_max_concurrent integer,
@@ -927,7 +1085,8 @@ comment on function public.seed_workflow_routes(uuid) is
 
 select dispatcher.restrict_functions(array[
   'poll_workflow_runs', 'claim_workflow_run', 'heartbeat_workflow_run', 'report_workflow_usage',
-  'complete_workflow_run', 'fail_workflow_run', 'release_workflow_run', 'enqueue_workflow_run',
+  'complete_workflow_run', 'fail_workflow_run', 'release_workflow_run', 'correct_workflow_usage',
+  'enqueue_workflow_run',
   'cancel_workflow_run', 'retry_workflow_run', 'list_workflow_runs', 'show_workflow_run', 'set_workflow_route',
   'remove_workflow_route', 'seed_workflow_routes'
 ]);

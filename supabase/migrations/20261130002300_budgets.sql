@@ -9,10 +9,21 @@ select dispatcher.ensure_type('evaluated_budget',
   'starts_at timestamp with time zone, ends_at timestamp with time zone, action text, fail_closed boolean, cap_usd '
   'numeric, '
   'cap_tokens numeric, settled_usd numeric, settled_tokens numeric, reserved_usd numeric, reserved_tokens numeric, '
-  'error text');
+  'error text, revision integer');
 comment on type dispatcher.evaluated_budget is
   'An active budget in its running period: what is settled in it and what active runs reserve. error: why it cannot '
   'be evaluated.';
+
+create or replace function dispatcher.earliest_instant(p_local timestamp, p_timezone text) returns timestamptz
+language sql stable set search_path = ''
+as $$
+  -- Where clocks go back over it, a local time comes twice (or a whole day does): the first one counts.
+  select (p_local at time zone p_timezone) - coalesce(max(back.step), interval '0')
+    from unnest(array['20 minutes', '30 minutes', '1 hour', '90 minutes', '2 hours', '24 hours']::interval[])
+      as back (step)
+   where ((p_local at time zone p_timezone) - back.step) at time zone p_timezone >= p_local
+$$;
+comment on function dispatcher.earliest_instant(timestamp, text) is 'The first instant of a local time in a zone.';
 
 create or replace function dispatcher.workflow_period(
   p_period text, p_timezone text, p_now timestamptz, out period_key text, out starts_at timestamptz,
@@ -28,24 +39,24 @@ begin
     when 'daily' then
       v_start := date_trunc('day', v_local);
       period_key := to_char(v_start, 'YYYY-MM-DD');
-      ends_at := (v_start + interval '1 day') at time zone p_timezone;
+      ends_at := dispatcher.earliest_instant(v_start + interval '1 day', p_timezone);
     when 'weekly' then
       v_start := date_trunc('week', v_local);
       period_key := to_char(v_start, 'IYYY"-W"IW');
-      ends_at := (v_start + interval '7 days') at time zone p_timezone;
+      ends_at := dispatcher.earliest_instant(v_start + interval '7 days', p_timezone);
     when 'monthly' then
       v_start := date_trunc('month', v_local);
       period_key := to_char(v_start, 'YYYY-MM');
-      ends_at := (v_start + interval '1 month') at time zone p_timezone;
+      ends_at := dispatcher.earliest_instant(v_start + interval '1 month', p_timezone);
     else
       raise exception 'unknown period %', p_period using errcode = 'OD011';
   end case;
-  starts_at := v_start at time zone p_timezone;
+  starts_at := least(dispatcher.earliest_instant(v_start, p_timezone), p_now);
 end
 $$;
 comment on function dispatcher.workflow_period(text, text, timestamptz) is
-  'The period a moment falls into in a zone: its key (2026-11-30, 2026-W49, 2026-11), local start and end. Raises for '
-  'an unknown zone.';
+  'The period a moment falls into in a zone: its key (2026-11-30, 2026-W49, 2026-11), the earliest instants of its '
+  'first local date and of the date after its last. It never starts after p_now. Raises for an unknown zone.';
 
 create or replace function dispatcher.queued_types(p_tenant_id uuid) returns table (workflow_type text)
 language sql stable set search_path = ''
@@ -63,7 +74,46 @@ as $$
 $$;
 comment on function dispatcher.queued_types(uuid) is 'The workflow types that have queued runs.';
 
-create or replace function dispatcher.workflow_estimates(p_tenant_id uuid, p_default_usd numeric) returns jsonb
+create or replace function dispatcher.estimates_of_types(p_tenant_id uuid, p_types text[]) returns table (
+  workflow_type text, usd numeric, usd_reports bigint, tokens bigint, tokens_reports bigint
+)
+language sql stable set search_path = ''
+as $$
+  -- A reported zero is a zero for its run, and no estimate for others.
+  select types.workflow_type, coalesce(cost.usd, configured.usd), cost.reports,
+         coalesce(used.tokens, configured.tokens), used.reports
+    from unnest(p_types) as types (workflow_type)
+    cross join dispatcher.configured_estimates(p_tenant_id) as configured
+    cross join lateral (
+      select round((percentile_cont(0.5) within group (order by recent.cost))::numeric, 6) as usd, count(*) as reports
+        from (select run.cost_estimate::double precision as cost from public.workflow_runs as run
+               where run.tenant_id = p_tenant_id and run.workflow_type = types.workflow_type
+                 and run.reported_at is not null and run.finished_at is not null
+                 and run.cost_estimate > 0 and run.cost_estimate < 'Infinity'
+               order by run.reported_at desc limit 20) as recent) as cost
+    cross join lateral (
+      select round(percentile_cont(0.5) within group (order by least(recent.tokens, 1e15)))::bigint as tokens,
+             count(*) as reports
+        from (select dispatcher.known_tokens(run.input_tokens, run.output_tokens)::double precision as tokens
+                from public.workflow_runs as run
+               where run.tenant_id = p_tenant_id and run.workflow_type = types.workflow_type
+                 and run.reported_at is not null and run.finished_at is not null
+                 and greatest(run.input_tokens, run.output_tokens) > 0
+               order by run.reported_at desc limit 20) as recent
+       where recent.tokens is not null) as used
+$$;
+comment on function dispatcher.estimates_of_types(uuid, text[]) is
+  'What a run of each type is expected to cost, in USD and in tokens: the median of its last 20 reports above zero, '
+  'and of how many; what is configured where there is none (0 reports).';
+
+create or replace function dispatcher.estimate_of_type(p_tenant_id uuid, p_workflow_type text, out usd numeric,
+    out tokens bigint)
+language sql stable set search_path = ''
+as $$ select usd, tokens from dispatcher.estimates_of_types(p_tenant_id, array[p_workflow_type]) $$;
+comment on function dispatcher.estimate_of_type(uuid, text) is 'What a run of one type is expected to cost.';
+
+drop function if exists dispatcher.workflow_estimates(uuid, numeric);
+create or replace function dispatcher.workflow_estimates(p_tenant_id uuid) returns jsonb
 language sql stable set search_path = ''
 as $$
   with types as (
@@ -73,27 +123,15 @@ as $$
     union
     select workflow_type from public.workflow_runs where tenant_id = p_tenant_id
         and status in ('dispatched', 'claimed', 'running')
-  ), reported as (
-    select types.workflow_type, average.usd, average.tokens
-      from types
-      cross join lateral (
-        select avg(dispatcher.known_cost(recent.cost_estimate)) as usd,
-               least(avg(dispatcher.known_tokens(recent.input_tokens, recent.output_tokens)), 1e15) as tokens
-          from (select run.cost_estimate, run.input_tokens, run.output_tokens from public.workflow_runs as run
-                 where run.tenant_id = p_tenant_id and run.workflow_type = types.workflow_type
-                   and run.reported_at is not null and run.finished_at is not null
-                 order by run.reported_at desc limit 20) as recent) as average
-  ), otherwise as (
-    select case when p_default_usd >= 0 and p_default_usd < 1000000 then p_default_usd end as usd
   )
-  select coalesce(jsonb_object_agg(workflow_type, jsonb_build_object('usd', usd, 'tokens', tokens)), '{}')
-         || jsonb_build_object('', jsonb_build_object(
-              'usd', coalesce((select usd from otherwise), avg(usd), 0.10), 'tokens', coalesce(avg(tokens), 0)))
-    from reported
+  select coalesce(jsonb_object_agg(estimate.workflow_type, to_jsonb(estimate) - 'workflow_type'), '{}')
+         || jsonb_build_object('', (select jsonb_build_object('usd', usd, 'usd_reports', 0, 'tokens', tokens,
+             'tokens_reports', 0) from dispatcher.configured_estimates(p_tenant_id)))
+    from dispatcher.estimates_of_types(p_tenant_id, array(select workflow_type from types)) as estimate
 $$;
-comment on function dispatcher.workflow_estimates(uuid, numeric) is
-  'What a run of each type is expected to cost: {type: {usd, tokens}} as the mean of its last 20 reported runs; under '
-  '"" what holds for a type without any (the setting, else the mean of the other types, else 0.10 USD).';
+comment on function dispatcher.workflow_estimates(uuid) is
+  'What a run of each type is expected to cost: {type: {usd, usd_reports, tokens, tokens_reports}}, the median of so '
+  'many reports, or what is configured (0 reports); under "" what is configured.';
 
 create or replace function dispatcher.workflow_estimate(p_estimates jsonb, p_workflow_type text, p_what text)
     returns numeric
@@ -103,52 +141,45 @@ as $$ select coalesce((p_estimates -> p_workflow_type ->> p_what)::numeric, (p_e
 comment on function dispatcher.workflow_estimate(jsonb, text, text) is
   'The estimate (usd or tokens) for a type out of workflow_estimates.';
 
-create or replace function dispatcher.workflow_spend(p_tenant_id uuid, p_starts timestamptz[], p_estimates jsonb)
-    returns table (
+drop function if exists dispatcher.workflow_spend(uuid, timestamptz[], jsonb);
+create or replace function dispatcher.workflow_spend(p_tenant_id uuid, p_starts timestamptz[]) returns table (
   starts_at timestamptz, scope text, scope_id text, settled_usd numeric, settled_tokens numeric, reserved_usd numeric,
       reserved_tokens numeric
 )
 language sql stable set search_path = ''
 as $$
-  -- What is unknown, negative or NaN counts as its estimate. Unreported active runs belong to every running period:
-  -- they will be settled in it. A held one still is: what it reserves must be there when it goes on.
-  with spent as (
-    select period.starts_at, run.owner_agent_id as agent_id, run.workflow_type,
-           -- Tokens are summed as integers where they are told: many times quicker than as numerics.
-           coalesce(sum(run.cost_estimate) filter (where run.cost_estimate between 0 and 1000000), 0)
-             + coalesce(sum(coalesce(run.reserved_usd, (p_estimates -> run.workflow_type ->> 'usd')::numeric,
-                                     (p_estimates -> '' ->> 'usd')::numeric))
-                          filter (where (run.cost_estimate between 0 and 1000000) is not true), 0) as settled_usd,
-           coalesce(sum(run.input_tokens) filter (where least(run.input_tokens, run.output_tokens) >= 0), 0)
-             + coalesce(sum(run.output_tokens) filter (where least(run.input_tokens, run.output_tokens) >= 0), 0)
-             + coalesce(sum(coalesce(run.reserved_tokens, (p_estimates -> run.workflow_type ->> 'tokens')::numeric,
-                                     (p_estimates -> '' ->> 'tokens')::numeric))
-                          filter (where (least(run.input_tokens, run.output_tokens) >= 0) is not true),
-                              0) as settled_tokens,
-           0::numeric as reserved_usd, 0::numeric as reserved_tokens
-      from unnest(p_starts) as period (starts_at)
-      join public.workflow_runs as run on run.tenant_id = p_tenant_id and run.accounted_at >= period.starts_at
-     group by period.starts_at, run.owner_agent_id, run.workflow_type
+  -- The books are read once: each booking falls behind the last of the moments (in their order) it is not before.
+  with starts as (
+    select array_agg(moment order by moment) as moments
+      from (select distinct moment from unnest(p_starts) as moment where moment is not null) as given
+  ), booked as (
+    select width_bucket(booking.at, starts.moments) as place, booking.agent_id, booking.workflow_type,
+           sum(booking.cost_usd) as usd, sum(booking.tokens) as tokens
+      from starts
+      join public.workflow_bookings as booking on booking.tenant_id = p_tenant_id
+       and booking.at >= starts.moments[1]
+     group by 1, 2, 3
+  ), spent as (
+    select period.starts_at, booked.agent_id, booked.workflow_type, booked.usd as settled_usd,
+           booked.tokens as settled_tokens, 0::numeric as reserved_usd, 0::numeric as reserved_tokens
+      from starts
+      cross join unnest(starts.moments) with ordinality as period (starts_at, place)
+      join booked on booked.place >= period.place
     union all
-    select period.starts_at, claim.agent_id, claim.workflow_type,
-           sum(coalesce(claim.cost_usd, (p_estimates -> claim.workflow_type ->> 'usd')::numeric,
-               (p_estimates -> '' ->> 'usd')::numeric)),
-           sum(coalesce(claim.tokens, (p_estimates -> claim.workflow_type ->> 'tokens')::numeric,
-                        (p_estimates -> '' ->> 'tokens')::numeric)), 0, 0
-      from unnest(p_starts) as period (starts_at)
-      join public.workflow_claims as claim on claim.tenant_id = p_tenant_id and claim.accounted_at >= period.starts_at
-     group by period.starts_at, claim.agent_id, claim.workflow_type
-    union all
-    select period.starts_at, run.owner_agent_id, run.workflow_type, 0, 0,
-           sum(coalesce(run.reserved_usd, (p_estimates -> run.workflow_type ->> 'usd')::numeric,
-               (p_estimates -> '' ->> 'usd')::numeric)),
-           sum(coalesce(run.reserved_tokens, (p_estimates -> run.workflow_type ->> 'tokens')::numeric,
-                        (p_estimates -> '' ->> 'tokens')::numeric))
-      from unnest(p_starts) as period (starts_at)
-      join public.workflow_runs as run on run.tenant_id = p_tenant_id and run.accounted_at is null
-       and (run.status in ('dispatched', 'claimed', 'running')
-       or run.paused_from in ('dispatched', 'claimed', 'running'))
-     group by period.starts_at, run.owner_agent_id, run.workflow_type
+    -- What an open run has not reported of its reservation belongs to every running period: it will be booked in it. A
+    -- held run is open: what it reserves must be there when it goes on.
+    select period.starts_at, open.agent_id, open.workflow_type, 0, 0, open.usd, open.tokens
+      from starts
+      cross join unnest(starts.moments) as period (starts_at)
+      cross join (
+        select run.owner_agent_id as agent_id, run.workflow_type,
+               sum(greatest(coalesce(dispatcher.known_cost(run.reserved_usd), 0) - dispatcher.booked_usd(run),
+                            0)) as usd,
+               sum(greatest(coalesce(run.reserved_tokens, 0) - dispatcher.booked_tokens(run), 0)) as tokens
+          from public.workflow_runs as run
+         where run.tenant_id = p_tenant_id and (run.status in ('dispatched', 'claimed', 'running')
+             or run.paused_from in ('dispatched', 'claimed', 'running'))
+         group by run.owner_agent_id, run.workflow_type) as open
   )
   select spent.starts_at,
          case when grouping(spent.agent_id) = 0 then 'agent' when grouping(profile.department_id) = 0 then 'department'
@@ -162,9 +193,9 @@ as $$
    group by grouping sets ((spent.starts_at, spent.agent_id), (spent.starts_at, profile.department_id),
                            (spent.starts_at, spent.workflow_type), (spent.starts_at))
 $$;
-comment on function dispatcher.workflow_spend(uuid, timestamptz[], jsonb) is
-  'What every agent, department, project and the fleet have spent since each of the given moments, and what their '
-  'unreported active runs reserve: one aggregate per period, whatever the number of budgets.';
+comment on function dispatcher.workflow_spend(uuid, timestamptz[]) is
+  'What is booked for every agent, department, project and the fleet since each of the given moments, and what their '
+  'open runs reserve beyond that: one pass over the books, whatever the number of budgets and periods.';
 
 create or replace function dispatcher.budget_periods(p_tenant_id uuid, p_now timestamptz) returns table (
   period text, timezone text, period_key text, starts_at timestamptz, ends_at timestamptz, error text
@@ -199,7 +230,8 @@ as $$
   select coalesce(array_agg(row(
            budget.id, budget.name, budget.scope, budget.scope_id, budget.period, running.period_key, running.starts_at,
                running.ends_at,
-           budget.action_on_exceed, budget.fail_closed, budget.cap_usd, budget.cap_tokens, 0, 0, 0, 0, running.error
+           budget.action_on_exceed, budget.fail_closed, budget.cap_usd, budget.cap_tokens, 0, 0, 0, 0, running.error,
+               budget.revision
          )::dispatcher.evaluated_budget order by budget.scope, budget.scope_id, budget.period, budget.id), '{}')
     from public.budgets as budget
     left join dispatcher.budget_periods(p_tenant_id, p_now) as running on running.period = budget.period
@@ -209,8 +241,8 @@ $$;
 comment on function dispatcher.unspent_budgets(uuid, text, timestamptz) is
   'The tenant''s active budgets (of one action, or all) with their running periods, as if nothing were spent.';
 
-create or replace function dispatcher.with_spend(p_tenant_id uuid, p_budgets dispatcher.evaluated_budget[],
-    p_estimates jsonb)
+drop function if exists dispatcher.with_spend(uuid, dispatcher.evaluated_budget[], jsonb);
+create or replace function dispatcher.with_spend(p_tenant_id uuid, p_budgets dispatcher.evaluated_budget[])
 returns dispatcher.evaluated_budget[]
 language sql stable set search_path = ''
 as $$
@@ -219,44 +251,54 @@ as $$
                budget.ends_at,
            budget.action, budget.fail_closed, budget.cap_usd, budget.cap_tokens, coalesce(spend.settled_usd, 0),
            coalesce(spend.settled_tokens, 0), coalesce(spend.reserved_usd, 0), coalesce(spend.reserved_tokens, 0),
-               budget.error
+               budget.error, budget.revision
          )::dispatcher.evaluated_budget order by budget.scope, budget.scope_id, budget.period, budget.id), '{}')
     from unnest(p_budgets) as budget
     left join dispatcher.workflow_spend(
            p_tenant_id, array(select distinct one.starts_at from unnest(p_budgets) as one
-               where one.starts_at is not null), p_estimates) as spend
+               where one.starts_at is not null)) as spend
       on spend.starts_at = budget.starts_at and spend.scope = budget.scope
           and coalesce(spend.scope_id, '') = coalesce(budget.scope_id, '')
 $$;
-comment on function dispatcher.with_spend(uuid, dispatcher.evaluated_budget[], jsonb) is
+comment on function dispatcher.with_spend(uuid, dispatcher.evaluated_budget[]) is
   'Budgets with what their periods have spent and reserved.';
 
+create or replace function dispatcher.with_error(p_budgets dispatcher.evaluated_budget[], p_error text)
+    returns dispatcher.evaluated_budget[]
+language plpgsql immutable set search_path = ''
+as $$
+begin
+  for v_place in 1 .. cardinality(p_budgets) loop
+    p_budgets[v_place].error := coalesce(p_budgets[v_place].error, p_error);
+  end loop;
+  return p_budgets;
+end
+$$;
+comment on function dispatcher.with_error(dispatcher.evaluated_budget[], text) is
+  'Budgets that cannot be evaluated, each with the error: those that are fail_closed hold.';
+
+drop function if exists dispatcher.evaluate_budgets(uuid, jsonb, text, timestamptz);
 create or replace function dispatcher.evaluate_budgets(
-  p_tenant_id uuid, p_estimates jsonb, p_action text default null, p_now timestamptz default now()
+  p_tenant_id uuid, p_action text default null, p_now timestamptz default now()
 ) returns dispatcher.evaluated_budget[]
 language plpgsql stable set search_path = ''
 as $$
 declare
-  v_budgets dispatcher.evaluated_budget[] := dispatcher.unspent_budgets(p_tenant_id, p_action, p_now);
-  v_error text;
+  v_budgets constant dispatcher.evaluated_budget[] := dispatcher.unspent_budgets(p_tenant_id, p_action, p_now);
 begin
   if cardinality(v_budgets) = 0 then
     return v_budgets;
   end if;
-  begin
-    return dispatcher.with_spend(p_tenant_id, v_budgets, p_estimates);
-  exception when others then
-    if dispatcher.must_abort(sqlstate) then raise; end if;
-    v_error := format('%s (%s)', sqlerrm, sqlstate);
-  end;
-  for v_place in 1 .. cardinality(v_budgets) loop
-    v_budgets[v_place].error := coalesce(v_budgets[v_place].error, v_error);
-  end loop;
-  return v_budgets;
+  return dispatcher.with_spend(p_tenant_id, v_budgets);
+exception when others then
+  if dispatcher.must_abort(sqlstate) then raise; end if;
+  -- What the budgets are is known by now, or this raises in its turn.
+  return dispatcher.with_error(dispatcher.unspent_budgets(p_tenant_id, p_action, p_now),
+      format('%s (%s)', sqlerrm, sqlstate));
 end
 $$;
-comment on function dispatcher.evaluate_budgets(uuid, jsonb, text, timestamptz) is
-  'Every active budget (of one action, or all) with its period and spend; one aggregate per period, however many '
+comment on function dispatcher.evaluate_budgets(uuid, text, timestamptz) is
+  'Every active budget (of one action, or all) with its period and spend; one pass over the books, however many '
   'budgets there are and runs wait. A budget that cannot be evaluated carries its error.';
 
 create or replace function dispatcher.tight_budgets(p_budgets dispatcher.evaluated_budget[], p_estimates jsonb,
@@ -307,7 +349,7 @@ comment on function dispatcher.is_in_budget_scope(text, text, text, text, text) 
 create or replace function dispatcher.budget_verdict(
   p_budgets dispatcher.evaluated_budget[], p_agent_id text, p_department_id text, p_workflow_type text, p_usd numeric,
       p_tokens numeric,
-  out verdict text, out holders uuid[], out warned integer
+  out verdict text, out holders uuid[], out warned integer, out reason text
 )
 language sql immutable set search_path = ''
 as $$
@@ -324,20 +366,26 @@ as $$
   ), ranked as (
     select hit.id, case when is_broken then case when fail_closed then 2 else 0 end
                         when action = 'hard_stop' and settled >= cap then 3
-                        when action <> 'warn' and (settled + reserved >= cap or settled + reserved + one_more > cap)
-                            then 2
-                        when settled + reserved >= cap then 1 else 0 end as weight
+                        when action <> 'warn' and settled + reserved >= cap then 2
+                        -- An empty budget lets one run go, however dear: else it would wait in every period.
+                        when action <> 'warn' and settled + reserved + one_more > cap and settled + reserved > 0 then 2
+                        when settled + reserved >= cap then 1 else 0 end as weight,
+           not is_broken and one_more > cap as is_too_dear
       from hit
   )
   select (array['ok', 'ok', 'held', 'stopped'])[coalesce(max(weight), 0) + 1],
          coalesce(array_agg(ranked.id order by ranked.id) filter (where weight >= 2), '{}'),
-         (count(*) filter (where weight = 1))::integer
+         (count(*) filter (where weight = 1))::integer,
+         case when bool_or(is_too_dear) filter (where weight >= 2) then 'estimate_over_cap'
+              when max(weight) >= 2 then 'budget' end
     from ranked
 $$;
 comment on function dispatcher.budget_verdict(dispatcher.evaluated_budget[], text, text, text, numeric, numeric) is
-  'May one more run start that is expected to cost this much: ok, held (a pause, a hard stop whose rest is reserved, '
+  'May one more run start that is expected to cost this much: ok (also the first in a budget of which nothing is spent '
+  'or reserved), held (a pause, a hard stop whose rest is reserved, '
   'or a broken fail_closed budget), or stopped (a hard stop that is spent). The strictest budget wins; holders are '
-  'all that say no.';
+  'all that say no. reason: estimate_over_cap where one of them would hold the run whatever else was spent, else '
+  'budget.';
 
 create or replace function dispatcher.reserve_in_budgets(
   p_budgets dispatcher.evaluated_budget[], p_agent_id text, p_department_id text, p_workflow_type text, p_usd numeric,
@@ -410,7 +458,8 @@ as $$
            'cancelled_runs', coalesce((event.detail ->> 'cancelled_runs')::bigint, 0) + cardinality(p_run_ids))
    where event.id in (select known.id from public.budget_events as known
                        where known.budget_id = p_budget.id and known.period_key = p_budget.period_key
-                         and known.event_kind = 'hard_stopped' for update skip locked)
+                         and known.event_kind = 'hard_stopped' and known.revision = p_budget.revision
+                         for update skip locked)
 $$;
 comment on function dispatcher.add_stopped_runs(dispatcher.evaluated_budget, uuid[]) is
   'Adds runs that a hard stop has cancelled to its event of the period: cancelled_runs counts all, cancelled_run_ids '
@@ -428,15 +477,15 @@ begin
     return;
   end if;
   if not exists (select from public.budget_events where budget_id = p_budget.id and period_key = p_budget.period_key
-      and event_kind = p_kind) then
+      and event_kind = p_kind and revision = p_budget.revision) then
     -- Whoever holds the budget is not waited for: the next pass tells it.
     perform from public.budgets where id = p_budget.id for key share skip locked;
     if not found then
       return;
     end if;
     v_frame := dispatcher.budget_frame(p_budget, p_kind);
-    insert into public.budget_events (tenant_id, budget_id, period_key, event_kind, detail)
-    values (p_tenant_id, p_budget.id, p_budget.period_key, p_kind, jsonb_build_object(
+    insert into public.budget_events (tenant_id, budget_id, period_key, event_kind, revision, detail)
+    values (p_tenant_id, p_budget.id, p_budget.period_key, p_kind, p_budget.revision, jsonb_build_object(
       'spend_usd', v_frame -> 'spend_usd', 'spend_tokens', v_frame -> 'spend_tokens', 'cap_usd', v_frame -> 'cap_usd',
       'cap_tokens', v_frame -> 'cap_tokens', 'action', v_frame -> 'action'))
     on conflict on constraint budget_events_once do nothing;
@@ -451,8 +500,8 @@ begin
 end
 $$;
 comment on function dispatcher.record_budget_event(uuid, dispatcher.evaluated_budget, text, uuid[]) is
-  'Writes a budget event once per budget, period and kind, and broadcasts it once unless it is a warning. Runs a hard '
-  'stop has cancelled (p_run_ids) join its one event.';
+  'Writes a budget event once per budget, its revision, period and kind, and broadcasts it once unless it is a '
+  'warning. Runs a hard stop has cancelled (p_run_ids) join its one event.';
 
 create or replace function dispatcher.tell_budget_event(
   p_tenant_id uuid, p_budget dispatcher.evaluated_budget, p_kind text, p_run_ids uuid[] default '{}'
@@ -656,12 +705,14 @@ comment on function public.deactivate_budget(uuid, text) is
   'Ends the one active budget of an id or name: what it held goes out with the next tick. Answers {applied, code: ok '
   '| already | ambiguous | not_found | busy, budget, budgets}; budgets: what was ended, or the several of that name.';
 
-create or replace function public.list_budgets(p_tenant_id uuid, p_default_usd numeric default null) returns jsonb
+drop function if exists public.list_budgets(uuid, numeric);
+create or replace function public.list_budgets(p_tenant_id uuid) returns jsonb
 language sql stable set search_path = '' set lock_timeout = '1s'
 as $$
   select jsonb_build_object('code', 'ok', 'budgets', coalesce(jsonb_agg(
            dispatcher.shown_row(to_jsonb(budget) - 'tenant_id') || coalesce(dispatcher.shown_row(to_jsonb(evaluated))
-              - array['id', 'name', 'scope', 'scope_id', 'period', 'action', 'fail_closed', 'cap_usd', 'cap_tokens'],
+              - array['id', 'name', 'scope', 'scope_id', 'period', 'action', 'fail_closed', 'cap_usd', 'cap_tokens',
+                      'revision'],
                   '{}')
            || jsonb_build_object('events', (select coalesce(jsonb_agg(event.event_kind order by event.id), '[]')
                                               from public.budget_events as event
@@ -669,12 +720,11 @@ as $$
                                                and event.period_key = evaluated.period_key))
            order by budget.active desc, budget.scope, budget.scope_id, budget.period, budget.created_at), '[]'))
     from public.budgets as budget
-    left join unnest(dispatcher.evaluate_budgets(p_tenant_id,
-        dispatcher.workflow_estimates(p_tenant_id, p_default_usd))) as evaluated
+    left join unnest(dispatcher.evaluate_budgets(p_tenant_id)) as evaluated
       on evaluated.id = budget.id
    where budget.tenant_id = p_tenant_id
 $$;
-comment on function public.list_budgets(uuid, numeric) is
+comment on function public.list_budgets(uuid) is
   'All budgets; the active ones with period, settled and reserved spend, and this period''s events.';
 
 create or replace function public.budget_ledger(p_tenant_id uuid, p_limit integer default 50) returns jsonb

@@ -10,7 +10,7 @@ select dispatcher.ensure_type('waiting_group',
     'workflow_type text, pinned_agent_id text, agent_id text, department_id text, '
   'gateway_id uuid, is_open boolean, due bigint, oldest timestamp with time zone, priorities integer[], route_priority '
   'integer, slots bigint, '
-  'usd numeric, tokens numeric, verdict text, holders uuid[]');
+  'usd numeric, tokens numeric, verdict text, holders uuid[], reason text');
 comment on type dispatcher.waiting_group is
   'Queued runs that are due, of one type and agent: equal before slots and budgets. is_open: it has an agent, and its '
   'route is not disabled.';
@@ -181,7 +181,7 @@ as $$
                waiting.is_open,
            waiting.due, waiting.oldest, waiting.priorities, waiting.route_priority, waiting.slots, waiting.usd,
                waiting.tokens,
-           gate.verdict, gate.holders)::dispatcher.waiting_group), '{}')
+           gate.verdict, gate.holders, gate.reason)::dispatcher.waiting_group), '{}')
     from (
       select queued.*, coalesce(queued.pinned_agent_id, route.agent_id) as agent_id, profile.department_id,
              case when agent.id is not null then agent.gateway_id else only_one.gateway_id end as gateway_id,
@@ -281,7 +281,7 @@ begin
       if v_gate.verdict <> 'ok' then
         v_closed := v_closed || concat_ws('|', v_candidate.workflow_type, v_candidate.agent_id);
         v_holders := v_holders || jsonb_build_object('workflow_type', v_candidate.workflow_type, 'holders',
-            v_gate.holders);
+            v_gate.holders, 'reason', v_gate.reason);
         continue;
       end if;
     end if;
@@ -361,10 +361,46 @@ $$;
 comment on function dispatcher.held_by(dispatcher.waiting_group[], jsonb, dispatcher.evaluated_budget[]) is
   'The names of the budgets that hold each type.';
 
+create or replace function dispatcher.blockers_of(p_groups dispatcher.waiting_group[], p_closed jsonb) returns jsonb
+language sql stable set search_path = ''
+as $$
+  -- Of the two words for one type the plainer cause comes last, and stays.
+  select coalesce(jsonb_object_agg(held.workflow_type, held.reason order by held.reason), '{}')
+    from (select g.workflow_type, g.reason from unnest(p_groups) as g where g.is_open and g.reason is not null
+          union
+          select closed.value ->> 'workflow_type', closed.value ->> 'reason'
+            from jsonb_array_elements(p_closed) as closed) as held
+$$;
+comment on function dispatcher.blockers_of(dispatcher.waiting_group[], jsonb) is
+  'Why the types are held that budgets hold: {type: budget | estimate_over_cap}.';
+
 -- What a pass that counts money starts with. error: why budgets cannot be evaluated; runs then go out as if there were
 -- none.
 select dispatcher.ensure_type('money', 'estimates jsonb, budgets dispatcher.evaluated_budget[], error text');
 comment on type dispatcher.money is 'Estimates per type and evaluated budgets; error: why they cannot be evaluated.';
+
+create or replace function dispatcher.fallback_estimates(p_settings public.dispatcher_settings) returns jsonb
+language sql immutable set search_path = ''
+as $$
+  select jsonb_build_object('', jsonb_build_object('usd', coalesce(p_settings.workflow_cost_estimate_usd, 0.10),
+                                                   'tokens', coalesce(p_settings.workflow_token_estimate, 20000)))
+$$;
+comment on function dispatcher.fallback_estimates(public.dispatcher_settings) is
+  'The configured estimates as workflow_estimates has them, where the reports cannot be read.';
+
+create or replace function dispatcher.read_estimates(p_tick dispatcher.tick, out estimates jsonb, out error text)
+language plpgsql stable set search_path = ''
+as $$
+begin
+  estimates := dispatcher.workflow_estimates(p_tick.tenant_id);
+exception when others then
+  if dispatcher.must_abort(sqlstate) then raise; end if;
+  estimates := dispatcher.fallback_estimates(p_tick.settings);
+  error := format('estimates: %s (%s)', sqlerrm, sqlstate);
+end
+$$;
+comment on function dispatcher.read_estimates(dispatcher.tick) is
+  'The estimates per type; where they cannot be had, what is configured, and the error.';
 
 create or replace function dispatcher.read_money(p_tick dispatcher.tick, p_action text default null)
     returns dispatcher.money
@@ -372,11 +408,15 @@ language plpgsql stable set search_path = ''
 as $$
 declare
   v_money dispatcher.money;
+  v_read constant record := dispatcher.read_estimates(p_tick);
 begin
-  v_money.estimates := '{}';
   v_money.budgets := '{}';
-  v_money.estimates := dispatcher.workflow_estimates(p_tick.tenant_id, (p_tick.settings).workflow_cost_estimate_usd);
-  v_money.budgets := dispatcher.evaluate_budgets(p_tick.tenant_id, v_money.estimates, p_action);
+  v_money.estimates := v_read.estimates;
+  v_money.error := v_read.error;
+  v_money.budgets := dispatcher.evaluate_budgets(p_tick.tenant_id, p_action);
+  if v_read.error is not null then
+    v_money.budgets := dispatcher.with_error(v_money.budgets, v_read.error);
+  end if;
   return v_money;
 exception when others then
   if dispatcher.must_abort(sqlstate) then raise; end if;
@@ -385,7 +425,9 @@ exception when others then
 end
 $$;
 comment on function dispatcher.read_money(dispatcher.tick, text) is
-  'Estimates and evaluated budgets (of one action, or all) of a tenant. Never fails: fails open, with the error.';
+  'Estimates and evaluated budgets (of one action, or all) of a tenant. Never fails. An error of either stands with '
+  'every budget: those that are fail_closed hold, the others are open; where not even the budgets can be '
+  'read, all are.';
 
 create or replace function dispatcher.broken_budgets(p_budgets dispatcher.evaluated_budget[]) returns text
 language sql stable set search_path = ''
@@ -438,7 +480,8 @@ begin
   return jsonb_build_object(
     'dispatched', v_done -> 'dispatched', 'held', v_held + jsonb_array_length(v_done -> 'closed'), 'warned',
         v_done -> 'warned',
-    'held_by', dispatcher.held_by(v_groups, v_done -> 'closed', v_money.budgets), 'errors', v_done -> 'errors',
+    'held_by', dispatcher.held_by(v_groups, v_done -> 'closed', v_money.budgets),
+    'blockers', dispatcher.blockers_of(v_groups, v_done -> 'closed'), 'errors', v_done -> 'errors',
     'locked', cardinality(v_groups) - cardinality(v_unheld), 'again', (v_done ->> 'dispatched')::integer >= v_batch,
     'budget_error', coalesce(v_broken, v_money.error, v_told), 'budgets_open', v_money.error is not null
         or v_broken is not null);
@@ -446,8 +489,8 @@ end
 $$;
 comment on function dispatcher.dispatch_queued_runs(dispatcher.tick) is
   'Hands out queued runs: by route priority, run priority and age, each with what its waiting adds. {dispatched, '
-  'held, held_by, warned, locked (groups whose route or gateway another session holds), errors, budget_error, '
-  'budgets_open, again}.';
+  'held, held_by, blockers ({type: budget | estimate_over_cap}), warned, locked (groups whose route '
+  'or gateway another session holds), errors, budget_error, budgets_open, again}.';
 
 create or replace function dispatcher.unlocked_runs(p_runs public.workflow_runs[]) returns public.workflow_runs[]
 language plpgsql volatile set search_path = ''
@@ -572,6 +615,7 @@ declare
   v_seen integer := 0;
   v_stopped integer := 0;
   v_errors jsonb := '[]';
+  v_broken constant text := dispatcher.broken_budgets(v_money.budgets);
   v_told text := dispatcher.tell_budget_recoveries(p_tick.tenant_id, v_money.budgets);
 begin
   foreach v_budget in array v_money.budgets loop
@@ -587,7 +631,8 @@ begin
     exit when v_seen >= p_limit;
   end loop;
   return jsonb_build_object('stopped', v_stopped, 'errors', v_errors, 'again', v_seen >= p_limit and v_stopped > 0,
-                            'budget_error', coalesce(v_money.error, v_told), 'budgets_open', v_money.error is not null);
+                            'budget_error', coalesce(v_broken, v_money.error, v_told),
+                            'budgets_open', v_money.error is not null or v_broken is not null);
 end
 $$;
 comment on function dispatcher.stop_overspent_runs(dispatcher.tick, integer) is
@@ -667,7 +712,7 @@ begin
     p_money.budgets, p_run.owner_agent_id,
     (select department_id from public.agent_profiles where tenant_id = p_run.tenant_id
         and agent_id = p_run.owner_agent_id),
-    p_run.workflow_type, -coalesce(p_run.reserved_usd, v_usd), -coalesce(p_run.reserved_tokens, v_tokens));
+    p_run.workflow_type, -coalesce(p_run.reserved_usd, 0), -coalesce(p_run.reserved_tokens, 0));
   v_gate := dispatcher.budget_verdict(budgets, v_target.agent_id, v_target.department_id, p_run.workflow_type, v_usd,
       v_tokens);
   if v_gate.verdict <> 'ok' or not v_target.is_open then
@@ -1153,6 +1198,8 @@ as $$
                       coalesce(types.active, 0),
                   'held_by', case when types.queued > 0 then coalesce(tick.held_by -> types.workflow_type, '[]')
                       else '[]' end,
+                  'blocker', case when types.queued > 0 then tick.blockers ->> types.workflow_type end,
+                  'estimate', estimates.of_types -> types.workflow_type,
                   'oldest_queued_seconds', round(-dispatcher.seconds_until(types.oldest)))
                       order by types.workflow_type), '[]')
                   from (select coalesce(open.workflow_type, routed.workflow_type) as workflow_type, open.queued,
@@ -1169,7 +1216,9 @@ as $$
                                using (workflow_type)) as types
                   left join public.workflow_agent_routing as route
                     on route.tenant_id = p_tenant_id and route.workflow_type = types.workflow_type
-                  left join (select last_tick -> 'held_by' as held_by from public.dispatcher_instances
+                  cross join (select dispatcher.workflow_estimates(p_tenant_id) as of_types) as estimates
+                  left join (select last_tick -> 'held_by' as held_by, last_tick -> 'blockers' as blockers
+                               from public.dispatcher_instances
                               where tenant_id = p_tenant_id and last_tick is not null order by last_tick ->> 'at' desc
                                   limit 1) as tick on true),
     'no_route', (select count(*) from public.workflow_runs as run where run.tenant_id = p_tenant_id
@@ -1180,8 +1229,10 @@ as $$
                             from (select status, count(*) as number from public.workflow_runs
                                    where tenant_id = p_tenant_id and finished_at > now() - interval '24 hours'
                                        group by status) as recent),
-    'cost_last_24h_usd', (select coalesce(sum(dispatcher.known_cost(cost_estimate)), 0) from public.workflow_runs
-                           where tenant_id = p_tenant_id and accounted_at > now() - interval '24 hours'),
+    'cost_last_24h_usd', (select coalesce(sum(booking.cost_usd), 0) from public.workflow_bookings as booking
+                           where booking.tenant_id = p_tenant_id and booking.at > now() - interval '24 hours'),
+    'tokens_last_24h', (select coalesce(sum(booking.tokens), 0) from public.workflow_bookings as booking
+                         where booking.tenant_id = p_tenant_id and booking.at > now() - interval '24 hours'),
     'notifications', (select coalesce(jsonb_object_agg(noted.state, noted.number), '{}')
                         from (select state, count(*) as number from public.workflow_notifications
                             where tenant_id = p_tenant_id group by state) as noted),
@@ -1189,8 +1240,9 @@ as $$
         and last_tick is not null order by last_tick ->> 'at' desc limit 1))
 $$;
 comment on function public.workflow_stats(uuid) is
-  'Runs by status and by type with their routes and the budgets that held them at the last tick, runs without a '
-  'route, the last day, notifications, and the last tick.';
+  'Runs by status and by type with their routes, the budgets that held them at the last tick and what a run is '
+  'estimated to cost; runs without a route, the last day (its cost as the books have it), notifications, the last '
+  'tick.';
 
 select dispatcher.restrict_functions(array[
   'dispatch_workflows', 'workflow_stats'

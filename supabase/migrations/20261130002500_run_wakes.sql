@@ -297,7 +297,7 @@ begin
          wake_id = p_wake.id,
          reserved_usd = p_usd, reserved_tokens = least(p_tokens, 1e18), cost_estimate = null, input_tokens = null,
              output_tokens = null,
-         cached_tokens = null, reported_at = null, accounted_at = null
+         cached_tokens = null, reported_at = null, assumed_usd = null, assumed_tokens = null
    where id = p_run.id returning * into p_run;
   insert into public.workflow_claims (claim_token, tenant_id, run_id, workflow_type, agent_id, session_id, attempt,
       wake_id)

@@ -6,7 +6,6 @@ import uuid
 from collections import Counter
 from collections.abc import Iterator
 from datetime import UTC, datetime, timedelta
-from decimal import Decimal
 from typing import Any
 from zoneinfo import ZoneInfo
 
@@ -31,6 +30,7 @@ def runs(shared: Database) -> Iterator[Workflows]:
     with fresh_workflows(shared) as workflows:
         workflows.route(max_concurrent=100)
         workflows.settings = {"workflow_cost_estimate_usd": 0.2}
+        workflows.set()
         yield workflows
 
 
@@ -107,11 +107,10 @@ def test_equality_breaches(runs: Workflows, spent: str, goes_out: bool) -> None:
     runs.budget(1)
     runs.run()
     tick = runs.tick(workflow_cost_estimate_usd=0)
-    # the mean of what was reported is the estimate, so the last cent would not be enough for a whole one
+    # the median of what was reported is the estimate, so the last cent would not be enough for a whole one
     assert tick["dispatched"] == 0
-    runs.done("other", cost=0)
-    runs.route("cheap"), runs.done("cheap", cost=0), runs.run("cheap")
-    assert runs.tick()["dispatched"] == goes_out
+    runs.route("cheap"), runs.run("cheap")
+    assert runs.tick(workflow_cost_estimate_usd=0)["dispatched"] == goes_out
 
 
 def test_a_cap_of_nothing_blocks(runs: Workflows) -> None:
@@ -146,9 +145,7 @@ def test_pause_resumes_on_deactivation_and_rollover(runs: Workflows) -> None:
     runs.database.execute("delete from workflow_runs where status = 'dispatched'")
     runs.run()
     assert runs.tick()["dispatched"] == 0
-    runs.database.execute(
-        "update workflow_runs set accounted_at = accounted_at - interval '1 day' where id = %s", [spent]
-    )
+    runs.book_back(spent)
     assert runs.tick()["dispatched"] == 1
 
 
@@ -340,12 +337,15 @@ def test_an_unknown_cost_counts_as_the_estimate(runs: Workflows, cost: object) -
     assert {runs.status(first), runs.status(second)} == {"queued", "dispatched"}
 
 
-def test_the_estimate_is_the_mean_of_the_last_twenty(runs: Workflows) -> None:
+def test_the_estimate_is_the_median_of_the_last_twenty(runs: Workflows) -> None:
     for number in range(25):
-        runs.done(cost=9 if number < 5 else 0.5, reported_at=datetime.now(UTC) - timedelta(days=60 - number))
-    estimates = runs.call("dispatcher.workflow_estimates", p_tenant_id=runs.tenant, p_default_usd=None)
-    assert float(estimates["code-change"]["usd"]) == 0.5
-    assert float(estimates[""]["usd"]) == 0.5
+        runs.done(
+            cost=9 if number < 5 else [0.4, 0.5, 0.5, 7][number % 4],
+            reported_at=datetime.now(UTC) - timedelta(days=60 - number),
+        )
+    estimates = runs.call("dispatcher.workflow_estimates", p_tenant_id=runs.tenant)
+    assert (float(estimates["code-change"]["usd"]), estimates["code-change"]["usd_reports"]) == (0.5, 20)
+    assert (float(estimates[""]["usd"]), estimates[""]["usd_reports"]) == (0.2, 0)
     runs.run()
     runs.tick()
     assert float(runs.database.value("select reserved_usd from workflow_runs where status = 'dispatched'")) == 0.5
@@ -454,19 +454,20 @@ def test_every_lost_claim_is_settled_once_also_the_last(runs: Workflows) -> None
     ("usage", "settled", "tokens"),
     [
         ({"cost_usd": 0.5}, 0.5, 900),
-        ({"input_tokens": 40}, 0.2, 40),
-        ({"output_tokens": 2, "input_tokens": 40}, 0.2, 42),
+        ({"input_tokens": 40}, 0.3, 40),
+        ({"output_tokens": 2, "input_tokens": 40}, 0.3, 42),
         ({"cost_usd": 0, "input_tokens": 0}, 0, 0),
-        ({"model": "m"}, 0.2, 900),
+        ({"model": "m"}, 0.3, 900),
     ],
 )
 def test_what_a_lost_claim_left_unsaid_counts_as_its_reservation(
     runs: Workflows, usage: dict[str, object], settled: float, tokens: int
 ) -> None:
-    runs.done(cost="0.2", input_tokens=600, output_tokens=300, accounted_at=datetime.now(UTC) - timedelta(days=40))
+    long_ago = datetime.now(UTC) - timedelta(days=40)
+    runs.done(cost="0.3", input_tokens=600, output_tokens=300, reported_at=long_ago)
     budget = runs.budget(5)
     run = runs.run()
-    runs.tick()
+    runs.tick(workflow_token_estimate=100)
     runs.claim(run), runs.heartbeat(run, p_usage=usage)
     runs.release(run)
     assert spend(runs, budget) == (settled, 0)
@@ -486,17 +487,19 @@ def test_attempts_that_worked_and_died_unreported_are_not_free(runs: Workflows) 
     assert spend(runs, budget) == (0.45, 0)
 
 
-def test_a_late_cost_replaces_the_estimate_in_the_period_it_was_booked_in(runs: Workflows) -> None:
+def test_a_late_cost_replaces_what_was_assumed_and_is_booked_when_it_arrives(runs: Workflows) -> None:
     budget = runs.budget(5)
     run = runs.run()
     runs.tick()
     runs.claim(run)
     runs.complete(run)
     assert spend(runs, budget) == (0.2, 0)
-    booked = runs.row(run)["accounted_at"]
-    assert runs.usage(run, cost_usd=0.7)["usage_booked"] is True
-    assert spend(runs, budget) == (0.7, 0)
-    assert runs.row(run)["accounted_at"] == booked
+    runs.book_back(run)
+    assert spend(runs, budget) == (0, 0)
+    answer = runs.usage(run, cost_usd=0.7)
+    assert (answer["usage_booked"], answer["booked"]["cost_usd"]) == (True, 0.5)
+    assert spend(runs, budget) == (0.5, 0)
+    assert [(cost, source) for cost, _, source in runs.bookings(run)] == [(0.2, "assumed"), (0.5, "report")]
 
 
 def test_a_retried_run_keeps_what_its_failure_cost(runs: Workflows) -> None:
@@ -539,9 +542,7 @@ def test_tokens_have_budgets_too(runs: Workflows) -> None:
 
 def spend(runs: Workflows, budget: uuid.UUID) -> tuple[float, float]:
     """Settled and reserved, as an operator sees them."""
-    listed = runs.call("list_budgets", p_tenant_id=runs.tenant, p_default_usd=Decimal("0.2"))["budgets"]
-    [found] = [one for one in listed if one["id"] == str(budget)]
-    return float(found["settled_usd"]), float(found["reserved_usd"])
+    return runs.spend(budget)
 
 
 # ------------------------------------------------------------------------------------------- stale runs and budgets
@@ -601,9 +602,7 @@ def test_a_new_period_writes_recovered_first_and_once(runs: Workflows) -> None:
     kinds = [(event["event_kind"], event["period_key"] == today) for event in runs.events()]
     assert kinds == [("paused", False), ("recovered", True), ("paused", True)]
     move_events_back(runs)
-    runs.database.execute(
-        "update workflow_runs set accounted_at = accounted_at - interval '1 day' where id = %s", [spent]
-    )
+    runs.book_back(spent)
     assert runs.tick()["dispatched"] == 1
     runs.database.execute("delete from workflow_runs where status = 'dispatched'")
     move_events_back(runs)
@@ -749,8 +748,8 @@ def test_neither_runs_nor_types_nor_budgets_add_a_statement(runs: Workflows) -> 
         runs.route(f"type {number}", f"coder {number}"), runs.run(f"type {number}")
     many, batch = statements_of_a_tick(runs, 1), statements_of_a_tick(runs, 10)
     assert {text: times for text, times in many.items() if times != few[text]} == {}
-    # One aggregate for the hard stops, which come first, one for what goes out.
-    assert [times for text, times in batch.items() if "with spent as" in text] == [2]
+    # The books are read once for the hard stops, which come first, and once for what goes out.
+    assert [times for text, times in batch.items() if "with starts as" in text] == [2]
     assert {text: times for text, times in batch.items() if times > 10 * few[text]} == {}
 
 

@@ -314,7 +314,7 @@ class Life(RuleBasedStateMachine):
     def the_same_money(self) -> None:
         if self.budget is None:
             return
-        listed = self.real.call("list_budgets", p_tenant_id=self.real.tenant, p_default_usd=UNIT)["budgets"]
+        listed = self.real.call("list_budgets", p_tenant_id=self.real.tenant)["budgets"]
         [budget] = [one for one in listed if one["id"] == str(self.budget)]
         found = (Decimal(str(budget["settled_usd"])), Decimal(str(budget["reserved_usd"])))
         assert found == (self.model.settled * UNIT, self.model.reserved * UNIT)

@@ -277,9 +277,45 @@ def test_a_paused_run_keeps_its_owner_and_is_not_finished_meanwhile(runs: Workfl
     runs.heartbeat(run)
     runs.database.execute("update workflow_runs set status = 'blocked', blocker_type = 'paused' where id = %s", [run])
     assert (runs.heartbeat(run)["code"], runs.heartbeat(run)["status"]) == ("ok", "blocked")
-    assert runs.complete(run)["code"] == "held"
+    assert (runs.release(run)["code"], runs.status(run)) == ("held", "blocked")
     runs.database.execute("update workflow_runs set status = 'running' where id = %s", [run])
     assert runs.complete(run)["code"] == "ok"
+
+
+@pytest.mark.parametrize("origin", ["claimed", "running"])
+@pytest.mark.parametrize("end", ["completed", "failed"])
+def test_m15_what_ended_while_it_was_held_ends_when_it_goes_on(runs: Workflows, origin: str, end: str) -> None:
+    run = held(runs)
+    if origin == "running":
+        runs.heartbeat(run)
+    runs.database.execute("update workflow_runs set status = 'blocked' where id = %s", [run])
+    more = {"p_usage": {"cost_usd": 0.5}}
+    for _ in range(2):  # a lost answer is asked for again
+        answer = runs.complete(run, p_output={"pr": 7}, **more) if end == "completed" else runs.fail(run, **more)
+        assert (answer["applied"], answer["code"], answer["status"]) == (True, "kept", "blocked")
+    assert runs.row(run)["finished_at"] is None
+    assert [cost for cost, _, _ in runs.bookings(run)] == [0.5]
+    before = runs.steps(run)
+    runs.database.execute("update workflow_runs set status = %s where id = %s", [origin, run])
+    row = runs.row(run)
+    assert (row["status"], row["kept_status"], float(row["cost_estimate"])) == (end, None, 0.5)
+    assert (row["output_summary"], row["last_error"]) == (({"pr": 7}, None) if end == "completed" else (None, "broken"))
+    through = [f"blocked>{origin}"]
+    if (origin, end) == ("claimed", "completed"):
+        through.append("claimed>running")
+    assert runs.steps(run)[len(before) :] == [*through, f"{through[-1].partition('>')[2]}>{end}"]
+    assert runs.database.value("select ended_as from workflow_claims where run_id = %s", [run]) == end
+    assert runs.complete(run)["code"] == ("already" if end == "completed" else "finished")
+
+
+def test_m15_a_cancelled_run_keeps_the_output_it_was_given_while_it_was_held(runs: Workflows) -> None:
+    run = held(runs)
+    runs.heartbeat(run)
+    runs.database.execute("update workflow_runs set status = 'blocked' where id = %s", [run])
+    runs.complete(run, p_output={"pr": 7})
+    runs.call("cancel_workflow_run", p_tenant_id=runs.tenant, p_run_id=run, p_actor="op")
+    row = runs.row(run)
+    assert (row["status"], row["output_summary"], row["kept_status"]) == ("cancelled", {"pr": 7}, None)
 
 
 @pytest.mark.parametrize("origin", ["dispatched", "running"])
@@ -313,13 +349,13 @@ def test_a_pause_puts_the_deadline_off_by_its_length(runs: Workflows) -> None:
     assert runs.tick()["timed_out"] == 1
 
 
-def test_what_a_held_run_has_cost_is_kept_though_it_may_not_end(runs: Workflows) -> None:
+def test_what_a_held_run_has_cost_is_booked_at_once(runs: Workflows) -> None:
     run = held(runs)
     runs.heartbeat(run)
     runs.database.execute("update workflow_runs set status = 'blocked' where id = %s", [run])
     for end, cost in ((runs.complete, 0.25), (runs.fail, 0.5)):
         answer = end(run, p_usage={"cost_usd": cost})
-        assert (answer["applied"], answer["code"], answer["usage_booked"]) == (False, "held", True)
+        assert (answer["code"], answer["usage_booked"]) == ("kept", True)
         assert float(runs.row(run)["cost_estimate"]) == cost
     assert runs.complete(run)["usage_booked"] is False
     assert runs.complete(run, "other", p_usage={"cost_usd": 9})["usage_booked"] is False

@@ -27,7 +27,8 @@ TICK_SETTINGS = {
     "stale_dispatch_seconds": 300,
     "max_dispatch_retries": 3,
     "stale_claim_seconds": 600,
-    "workflow_cost_estimate_usd": None,
+    "workflow_cost_estimate_usd": 0.10,
+    "workflow_token_estimate": 20_000,
 }
 COUNTS = ("dispatched", "retried", "released", "failed", "timed_out")
 JSON_ARGUMENTS = {"p_results", "p_input", "p_usage", "p_output", "p_facts"}
@@ -79,6 +80,7 @@ class Workflows:
         """Another daemon of the same gateway, over a connection of its own."""
         other = Workflows(self.database, tenant=self.tenant)
         other.settings = self.settings
+        other.set()
         self._siblings.append(other)
         return other
 
@@ -133,12 +135,13 @@ class Workflows:
             "budget_error": None,
             "budgets_open": False,
             "held_by": {},
+            "blockers": {},
         }
         tick["due"] = look["due"]
         for phase in look["due"]:
             self._add_pass(tick, phase, on)
         tick["budget_enforcement"] = {name: tick[name] for name in ("held", "stopped", "warned")}
-        facts = {name: tick[name] for name in (*COUNTS, "budget_enforcement", "held_by", "budget_error")}
+        facts = {name: tick[name] for name in (*COUNTS, "budget_enforcement", "held_by", "blockers", "budget_error")}
         return tick | {name: value for name, value in self.phase("note", on, p_facts=facts).items() if name not in tick}
 
     def _add_pass(self, tick: dict[str, Any], phase: str, on: Connection | None) -> None:
@@ -155,6 +158,7 @@ class Workflows:
         tick["errors"] += part["errors"]
         tick["budget_error"] = tick["budget_error"] or part.get("budget_error")
         tick["held_by"] |= part.get("held_by", {})
+        tick["blockers"] |= part.get("blockers", {})
 
     def set(self, **settings: object) -> None:
         """The settings this daemon is registered with, from now on."""
@@ -189,6 +193,30 @@ class Workflows:
         return self.call(
             "report_workflow_usage", p_tenant_id=self.tenant, p_run_id=run, p_session=session, p_usage=usage
         )
+
+    # -- money
+
+    def spend(self, budget: uuid.UUID) -> tuple[float, float]:
+        """Settled and reserved, as an operator sees them, in the unit of the cap."""
+        listed = self.call("list_budgets", p_tenant_id=self.tenant)["budgets"]
+        [found] = [one for one in listed if one["id"] == str(budget)]
+        unit = "usd" if found["cap_usd"] is not None else "tokens"
+        return float(found[f"settled_{unit}"]), float(found[f"reserved_{unit}"])
+
+    def bookings(self, run: uuid.UUID) -> list[tuple[float, int, str]]:
+        """Cost, tokens and source of each booking of a run, oldest first."""
+        rows = self.database.rows("select * from public.workflow_bookings where run_id = %s order by id", [run])
+        return [(float(row["cost_usd"]), row["tokens"], row["source"]) for row in rows]
+
+    def book_back(self, run: uuid.UUID | None = None, days: float = 1) -> None:
+        """What was booked (for one run) was booked so many days ago."""
+        with self.database.connect() as connection:
+            connection.execute("set session_replication_role = replica")  # the books are append-only
+            connection.execute(
+                """update public.workflow_bookings set at = at - make_interval(secs => %(seconds)s)
+                    where run_id = %(run)s or %(run)s is null""",
+                {"seconds": days * 86_400, "run": run},
+            )
 
     # -- looking
 

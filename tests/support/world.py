@@ -229,7 +229,6 @@ ARGUMENTS: Final[dict[str, Value]] = {
     "p_claims": lambda side: Jsonb([{"agent_id": str(side.agents["idle"]), "path": "event"}]),
     "p_context": lambda side: Jsonb({}),
     "p_cursor": lambda side: None,
-    "p_default_usd": lambda side: 1,
     "p_dead": lambda side: False,
     "p_delay_seconds": lambda side: None,
     "p_dry_run": lambda side: False,

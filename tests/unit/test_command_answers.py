@@ -31,6 +31,7 @@ COMMANDS: Mapping[str, tuple[str, ...]] = {
     "enqueue_workflow_run": ("runs", "enqueue", "t"),
     "cancel_workflow_run": ("runs", "cancel", ID),
     "retry_workflow_run": ("runs", "retry", ID),
+    "correct_workflow_usage": ("runs", "usage", ID, "--cost-usd", "1"),
     "workflow_stats": ("runs", "stats"),
     "set_workflow_route": ("routing", "set", "t", "ada"),
     "remove_workflow_route": ("routing", "remove", "t"),

@@ -15,7 +15,10 @@ from tests.support.database import Database, cloned
 from tests.support.workflows import Workflows, fresh_workflows
 
 ESTIMATE = 5.0
-INSERT = "insert into workflow_bookings select * from workflow_bookings"
+INSERT = (
+    "insert into workflow_bookings (tenant_id, run_id, attempt, workflow_type, cost_usd, tokens, source) "
+    "values (gen_random_uuid(), gen_random_uuid(), 1, 't', 1, 0, 'report')"
+)
 
 
 @pytest.fixture(scope="module")

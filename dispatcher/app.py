@@ -5,6 +5,7 @@ from __future__ import annotations
 import functools
 import os
 import queue
+import shutil
 import socket
 import threading
 import time
@@ -39,7 +40,7 @@ from dispatcher.inbox.model import Ended, Grant, ReportResult
 from dispatcher.inbox.namesakes import Namesakes
 from dispatcher.inbox.reporter import Reporter
 from dispatcher.inbox.settings import wake_settings
-from dispatcher.inbox.store import InboxStore
+from dispatcher.inbox.store import InboxStore, booked
 from dispatcher.inbox.sweep import Sweeper
 from dispatcher.inbox.worker import ClaimTroubles, WakeWorker
 from dispatcher.instance.adoption import Adopter, Host
@@ -54,6 +55,7 @@ from dispatcher.logs import get_logger
 from dispatcher.openclaw.config_file import config_candidates
 from dispatcher.openclaw.finder import EndpointFinder
 from dispatcher.openclaw.gateway import Gateway
+from dispatcher.openclaw.hold import GatewayHold
 from dispatcher.openclaw.link import GatewayLink
 from dispatcher.openclaw.state import GatewayState
 from dispatcher.runtime.group import ServiceGroup
@@ -143,6 +145,12 @@ class Daemon:
             on_alive=self._health.loop("gateway", GATEWAY_TURN_SECONDS).succeeded,
         )
         self._gateway = Gateway(self._link, CommandLineCalls(self._openclaw))
+        self._hold = GatewayHold(
+            lambda: self._link.state,
+            can_start=lambda: shutil.which(self._executable) is not None,
+            on_cause=self._on_hold_cause,
+            on_over=self._on_hold_over,
+        )
 
     def _build_inbox(self) -> None:
         settings = self._settings
@@ -162,7 +170,7 @@ class Daemon:
         self._reporter = Reporter(
             self._store,
             self._book,
-            settings.max_concurrent_wakes,
+            self._claim_limit,
             on_verdicts=self._decisions.act_on,
             on_result=self._on_result,
             health=self._health.loop("reports", None),
@@ -178,6 +186,8 @@ class Daemon:
             resolve_agent=self._registry.resolve,
             child_environment=self._child_environment,
             namesakes=self._namesakes,
+            hold=self._hold,
+            on_held=self._on_held,
             on_started=_counted(self._meter.started),
         )
 
@@ -243,7 +253,7 @@ class Daemon:
             respawn = self._workflow_store.respawn(suspect, request)
             if respawn.refusal is None:
                 grant = Grant.read(respawn.grant)
-                self._book.add(BookedWake(grant.wake_id, grant.claim_token, grant.agent_id, grant.agent_slug))
+                self._book.add(booked(grant))
         return respawn
 
     def _launch_respawn(self, respawn: Respawn, message: str) -> None:
@@ -267,6 +277,7 @@ class Daemon:
                 decisions=self._decisions,
                 health=claims,
                 troubles=self._claim_troubles,
+                hold=self._hold,
             )
             for number in range(1, WORKERS + 1)
         ]
@@ -336,7 +347,7 @@ class Daemon:
             self._namesakes,
             self._hints.items,
             self._decisions,
-            claim_limit=settings.max_concurrent_wakes,
+            claim_limit=self._claim_limit,
             interval=settings.reconcile_interval,
             degraded_interval=settings.degraded_reconcile_interval,
             is_realtime_well=self._is_realtime_well,
@@ -439,6 +450,31 @@ class Daemon:
             self._health.add_cause("gateway", f"OpenClaw's Gateway is {state.status}: {state.cause}")
         else:
             self._health.clear_cause("gateway")
+        if state.status == "ready":
+            self._hold.came_back()
+
+    def _claim_limit(self) -> int:
+        """How many wakes a call may claim that looks for anybody: none while the Gateway takes no work."""
+        return 0 if self._hold.cause is not None else self._settings.max_concurrent_wakes
+
+    def _on_held(self, agent_id: UUID) -> None:
+        """Its wake met no Gateway: it is looked at again when there is one."""
+        self._hold.keep(agent_id)
+        self._link.look_now()
+        self._hints.later(agent_id, self._hold.ask_again)
+
+    def _on_hold_cause(self, cause: str | None) -> None:
+        if cause is None:
+            self._health.clear_cause("openclaw")
+        else:
+            self._health.add_cause("openclaw", cause)
+
+    def _on_hold_over(self, held: Sequence[UUID]) -> None:
+        """Work goes on: with whoever was kept back at once, with whoever else waits by a sweep."""
+        for agent_id in held:
+            self._hints.agent(agent_id)
+        if self._group is not None:
+            self._sweep.wake_early()
 
     def _is_realtime_well(self) -> bool:
         """Whether hints come: what it says of itself counts only while its loop turns."""

@@ -124,6 +124,10 @@ class SpawnError(DispatcherError):
     """A process could not be started; the text names the cause."""
 
 
+class ExecutableMissing(SpawnError):
+    """The program of a process is not there, or not executable: an upgrade replaces it at this moment, say."""
+
+
 class ShuttingDown(DispatcherError):
     """Work was asked of something that has begun to stop."""
 

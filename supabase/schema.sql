@@ -4623,7 +4623,11 @@ begin
                                         where due.agent_id = agent.id and due.tenant_id = agent.tenant_id
                                           and due.due_at <= v_now and due.chain_depth >= v_max_chain),
          case when state.last_end_state in ('failed', 'timed_out', 'no_progress', 'spawn_failed')
-              then coalesce(state.last_ended_at, state.last_claimed_at) else state.last_claimed_at end,
+              then coalesce(state.last_ended_at, state.last_claimed_at)
+              -- A wake that came to nothing without anybody's fault is none to rest from.
+              when state.last_end_state = 'interrupted' and coalesce(state.consecutive_failures, 0) = 0
+              and state.last_ended_at >= state.last_claimed_at then null
+              else state.last_claimed_at end,
          case when p_request is not null
               then (select wake.id from public.agent_wakes as wake
                      where wake.claim_request = p_request and wake.agent_id = agent.id
@@ -7869,7 +7873,7 @@ begin
   exception when lock_not_available then
     null;  -- Which revision this is must be told all the same.
   end;
-  return jsonb_build_object('revision', 51, 'fingerprint', 'be2f2a9e69be1156e8b5f211fad4a9e4c24aba739d1a956ae4e6071a8e17064d', 'drift', v_drift);
+  return jsonb_build_object('revision', 52, 'fingerprint', '7738f718c5537b03fe91e306415efbd37d73bde2974c68a492ca20a497424efb', 'drift', v_drift);
 end
 $$;
 

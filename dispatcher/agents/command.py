@@ -53,7 +53,7 @@ def build_argv(
     argv = [executable, "agent", "--agent", agent_id]
     for option, value in (("--model", option_value(model)), ("--thinking", option_value(thinking))):
         argv += [option, value] if value is not None else []
-    argv.append("--message")
+    argv += ["--json", "--message"]
     room = MAX_COMMAND_BYTES - command_bytes(argv) - 1
     return [*argv, _cut(_UNFIT_IN_TEXT.sub("", message), room)]
 

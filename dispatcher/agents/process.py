@@ -17,7 +17,7 @@ from typing import Final
 from dispatcher import events
 from dispatcher.agents import proctable
 from dispatcher.agents.proctable import ProcessIdentity, ProcessRow
-from dispatcher.errors import SpawnError
+from dispatcher.errors import ExecutableMissing, SpawnError
 from dispatcher.logs import get_logger
 
 log = get_logger(__name__)
@@ -30,6 +30,7 @@ FALLBACK_POLL: Final = 0.05
 # poll counts milliseconds in 31 bits: 24.8 days.
 LONGEST_POLL: Final = 86_400.0
 
+MISSING: Final = frozenset({errno.ENOENT, errno.EACCES})
 _PR_SET_CHILD_SUBREAPER: Final = 36
 
 
@@ -135,7 +136,9 @@ def spawn(argv: Sequence[str], env: Mapping[str, str], output_fd: int | None = N
             close_fds=True,
         )
     except (OSError, ValueError) as error:
-        raise SpawnError(f"cannot start {argv[0]}: {_spawn_cause(error)}") from error
+        is_missing = isinstance(error, OSError) and error.errno in MISSING
+        kind = ExecutableMissing if is_missing else SpawnError
+        raise kind(f"cannot start {argv[0]}: {_spawn_cause(error)}") from error
     # Unreaped, so the pid is its own and its start time can be read even if it has ended already.
     return ManagedProcess(proctable.identity_of(popen.pid), popen)
 

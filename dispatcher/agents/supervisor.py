@@ -1,7 +1,6 @@
 """The table of live wakes. Each has one thread that waits for its end, and ends it when its time is up.
 
-A command that prints its answer and never exits is ended by its time-out: without `--json` on the agreed
-command line nothing in its output says that the answer is complete.
+A command that prints its answer and never exits is ended by its time-out.
 """
 
 from __future__ import annotations
@@ -13,14 +12,14 @@ import threading
 import time
 from collections import deque
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Final, Literal
 
 from dispatcher import events
 from dispatcher.agents import process as processes
 from dispatcher.agents import proctable
-from dispatcher.agents.output import WakeOutput
+from dispatcher.agents.output import CapturedOutput, WakeOutput
 from dispatcher.agents.process import ManagedProcess, OrphanReaper, StopReport
 from dispatcher.errors import ShuttingDown, SpawnError
 from dispatcher.logs import get_logger
@@ -55,13 +54,15 @@ class Ending:
 
     `exit_code` is negative for a signal and None when unknown (adopted, or not to be killed); `duration_s`
     runs from the start of the process; `cause` is a sentence for `timed_out`, `stopped` and `lost`, else "".
-    `stopped` is also an end by a signal somebody else sent while this daemon stops.
+    `stopped` is also an end by a signal somebody else sent while this daemon stops. `output` is the last of what it
+    printed, where that is known.
     """
 
     kind: EndKind
     exit_code: int | None
     duration_s: float
     cause: str
+    output: bytes = field(default=b"", repr=False)
 
 
 class WakeProcess:
@@ -75,7 +76,7 @@ class WakeProcess:
         timeout_seconds: float,
         *,
         age: float = 0.0,
-        output: WakeOutput | None = None,
+        output: CapturedOutput | None = None,
     ) -> None:
         self.wake_id = wake_id
         self.agent = agent
@@ -202,16 +203,14 @@ class Supervisor:
                 process = processes.spawn(argv, env, output.fd if output is not None else None)
             except SpawnError:
                 if output is not None:
-                    output.close()
-                    output.path.unlink(missing_ok=True)
+                    output.discard()
                 raise
             seconds = self._timeout_seconds if timeout_seconds is None else timeout_seconds
             try:
                 wake = WakeProcess(wake_id, agent, process, seconds, output=output)
             except Exception as error:
                 if output is not None:
-                    output.close()  # first: its descriptor may be the one the rest needs
-                    output.path.unlink(missing_ok=True)
+                    output.discard()  # first: its descriptor may be the one the rest needs
                 self._end_unwatched(process, wake_id)
                 raise SpawnError(f"cannot watch the process: {error}") from error
             return self._watch(wake, on_started)
@@ -261,11 +260,9 @@ class Supervisor:
                 self._starting.discard(wake_id)
             self._news.put(None)
 
-    def _open_output(self, agent: str, wake_id: str) -> WakeOutput | None:
-        if self._output_dir is None:
-            return None
+    def _open_output(self, agent: str, wake_id: str) -> CapturedOutput | None:
         try:
-            return WakeOutput(self._output_dir, agent, wake_id)
+            return CapturedOutput() if self._output_dir is None else WakeOutput(self._output_dir, agent, wake_id)
         except OSError as error:
             log.warning(
                 events.WAKE_OUTPUT_LOST,
@@ -328,6 +325,7 @@ class Supervisor:
             if self._live.pop(wake.wake_id, None) is not wake:
                 return
             self._reporting.add(wake.wake_id)
+        ending = replace(ending, output=b"" if wake.output is None else wake.output.tail())
         wake.close()
         try:
             self._on_end(wake, ending)

@@ -12,13 +12,17 @@ from uuid import UUID
 
 @dataclass(frozen=True, slots=True)
 class BookedWake:
-    """A wake of ours. `claim_token` is the fence every report presents."""
+    """A wake of ours. `claim_token` is the fence every report presents.
+
+    `has_override`: its first item asks for a model or thinking level of its own.
+    """
 
     wake_id: UUID
     claim_token: UUID
     agent_id: UUID
     agent_slug: str
     pid: int | None = None
+    has_override: bool = False
 
 
 class WakeBook:

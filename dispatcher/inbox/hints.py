@@ -5,7 +5,7 @@ from __future__ import annotations
 import threading
 import time
 from collections import OrderedDict
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from typing import Final
 from uuid import UUID
 
@@ -25,14 +25,19 @@ class LocalAgents:
     """Which agents are this gateway's. An unknown one is asked about once; the answer is kept until it changes."""
 
     def __init__(self) -> None:
-        self._local: frozenset[UUID] = frozenset()
+        self._local: Mapping[UUID, str] = {}
         self._foreign: set[UUID] = set()
         self._lock = threading.Lock()
 
-    def replace(self, agent_ids: frozenset[UUID]) -> None:
+    def replace(self, slugs: Mapping[UUID, str]) -> None:
+        """All agents of the gateway by id, each with its slug."""
         with self._lock:
-            self._local = agent_ids
-            self._foreign -= agent_ids
+            self._local = dict(slugs)
+            self._foreign -= slugs.keys()
+
+    def slug(self, agent_id: UUID) -> str | None:
+        """None for one that is not known to be here."""
+        return self._local.get(agent_id)
 
     def note_foreign(self, agent_id: UUID) -> None:
         with self._lock:

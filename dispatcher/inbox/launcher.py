@@ -11,13 +11,15 @@ from dispatcher import events
 from dispatcher.agents.command import MAX_OPTION_CHARACTERS, build_argv, option_value
 from dispatcher.agents.supervisor import Ending, WakeProcess
 from dispatcher.answers import LONGEST_SECONDS
-from dispatcher.errors import DispatcherError, InvalidAgentId, ItemRefused, ShuttingDown
+from dispatcher.errors import DispatcherError, ExecutableMissing, InvalidAgentId, ItemRefused, ShuttingDown
 from dispatcher.inbox import model
-from dispatcher.inbox.book import WakeBook
+from dispatcher.inbox.book import BookedWake, WakeBook
 from dispatcher.inbox.message import wake_message, wake_reason
 from dispatcher.inbox.model import Ended, Grant, Report, ReportResult, Started
 from dispatcher.inbox.namesakes import Namesakes
-from dispatcher.logs import get_logger
+from dispatcher.logs import get_logger, redact
+from dispatcher.openclaw.answer import AgentAnswer, read_answer
+from dispatcher.openclaw.hold import GatewayHold
 from dispatcher.text import shortened
 
 log = get_logger(__name__)
@@ -56,6 +58,8 @@ class Launcher:
         resolve_agent: Callable[[str | None, str], str],
         child_environment: Callable[[str], Mapping[str, str]],
         namesakes: Namesakes,
+        hold: GatewayHold,
+        on_held: Callable[[UUID], None] = lambda _agent_id: None,
         on_started: Callable[[str, float], None] = lambda _path, _latency_s: None,
     ) -> None:
         self._book = book
@@ -64,6 +68,8 @@ class Launcher:
         self._resolve_agent = resolve_agent
         self._child_environment = child_environment
         self._namesakes = namesakes
+        self._hold = hold
+        self._on_held = on_held
         self._on_started = on_started
         self._open = True
         self._supervisor: Starts
@@ -81,13 +87,17 @@ class Launcher:
     def launch(self, grant: Grant) -> None:
         """Starts the process of a grant; a spawn that fails is reported as such and never raises."""
         if not self._open:
-            self._hand_back(grant)
+            self._hand_back(grant, "the daemon is stopping")
+            return
+        if (cause := self._hold.cause) is not None:  # claimed a moment before
+            self._hand_back(grant, cause)
+            self._on_held(grant.agent_id)
             return
         try:
             self._spawn(grant)
         except ShuttingDown:
             self._namesakes.leave(grant.wake_id)
-            self._hand_back(grant)
+            self._hand_back(grant, "the daemon is stopping")
         except Exception as error:  # noqa: BLE001 - whatever is wrong with one agent's spawn concerns that agent alone
             self._namesakes.leave(grant.wake_id)
             self._refuse(grant, error)
@@ -113,11 +123,14 @@ class Launcher:
             on_started=lambda child: self._note_start(grant, child),
         )
 
-    def _hand_back(self, grant: Grant) -> None:
-        self._report(Ended(grant.wake_id, grant.claim_token, "interrupted", error="the daemon is stopping"))
+    def _hand_back(self, grant: Grant, why: str) -> None:
+        self._report(Ended(grant.wake_id, grant.claim_token, "interrupted", error=why[:MAX_CAUSE]))
 
     def _refuse(self, grant: Grant, error: Exception) -> None:
         ending = ending_of(error, grant)
+        if isinstance(error, ExecutableMissing):
+            self._hold.missed(str(error))
+            self._on_held(grant.agent_id)
         log.error(
             events.WAKE_SPAWN_FAILED,
             msg=f"Could not start {shortened(grant.agent_slug)}: {error}",
@@ -160,8 +173,11 @@ class Launcher:
         wake = self._book.get(UUID(process.wake_id))
         if wake is None:
             return
-        kind = _ENDINGS[ending.kind]
-        self._report(Ended(wake.wake_id, wake.claim_token, kind, ending.exit_code, ending.cause or None))
+        answer = read_answer(ending.output, ending.exit_code) if ending.kind == "exited" else None
+        kind = _ENDINGS[ending.kind] if answer is None else ending_by(answer, wake)
+        cause = ending.cause or ("" if answer is None else cause_of(answer))
+        self._note_gateway(wake, ending, answer)
+        self._report(Ended(wake.wake_id, wake.claim_token, kind, ending.exit_code, cause or None))
         log.info(
             events.WAKE_ENDED,
             msg=f"{wake.agent_slug} ended ({kind}, exit code {ending.exit_code}) after {ending.duration_s:.1f} s",
@@ -170,8 +186,17 @@ class Launcher:
             ending=kind,
             exit_code=ending.exit_code,
             duration_s=round(ending.duration_s, 3),
-            cause=ending.cause or None,
+            cause=cause or None,
+            run_id=None if answer is None else answer.run_id,
         )
+
+    def _note_gateway(self, wake: BookedWake, ending: Ending, answer: AgentAnswer | None) -> None:
+        """Before the end is reported: nothing may be claimed by that report while the Gateway is away."""
+        if answer is not None and answer.kind == "environment":
+            self._hold.met(cause_of(answer))
+            self._on_held(wake.agent_id)
+        elif ending.exit_code == 0 or answer is not None:
+            self._hold.reached()
 
     def stop_fenced(self, wake_id: UUID) -> None:
         """This wake has ended for the database, or has another owner: stop the child if it lives, forget it."""
@@ -206,7 +231,25 @@ def ending_of(error: Exception, grant: Grant) -> model.Ending:
     """Whose fault a start that failed is: the first item's, the agent's, or nobody's who could mend it in a row."""
     if isinstance(error, ItemRefused) and grant.item_ids:
         return "item_refused"
+    if isinstance(error, ExecutableMissing):
+        return "interrupted"
     return "agent_refused" if isinstance(error, InvalidAgentId) else "spawn_failed"
+
+
+def ending_by(answer: AgentAnswer, wake: BookedWake) -> model.Ending:
+    """Whose fault the end of a turn is: nobody's where the Gateway took no work, the item's where it asks for what the
+    Gateway refuses, else the agent's.
+    """
+    if answer.kind in {"environment", "busy"}:
+        return "interrupted"
+    if answer.kind == "override" and wake.has_override:
+        return "item_refused"
+    return "timed_out" if answer.kind == "timeout" else "exited"
+
+
+def cause_of(answer: AgentAnswer) -> str:
+    """Its words on one line, without secrets."""
+    return redact(answer.text)[:MAX_CAUSE]
 
 
 def _override(grant: Grant, name: str) -> str | None:

@@ -45,7 +45,7 @@ class Reporter(Service):
         self,
         store: InboxStore,
         book: WakeBook,
-        claim_limit: int,
+        claim_limit: Callable[[], int],
         *,
         on_verdicts: Callable[[list[Verdict]], None],
         on_result: Callable[[ReportResult], None],
@@ -129,7 +129,7 @@ class Reporter(Service):
             return
         # Only an end frees a slot; a start alone needs no look at the waitlist.
         frees = self._owes_claims or any(isinstance(report, Ended) for report in reports)
-        limit = self._claim_limit if frees and self._claiming else 0
+        limit = self._claim_limit() if frees and self._claiming else 0
         asked_at = time.monotonic()
         with self._health.at_work():
             try:

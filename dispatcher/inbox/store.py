@@ -74,8 +74,14 @@ class InboxStore:
     def _booked(self, verdicts: list[Verdict]) -> list[Verdict]:
         for verdict in verdicts:
             if isinstance(verdict, Grant):
-                self._book.add(BookedWake(verdict.wake_id, verdict.claim_token, verdict.agent_id, verdict.agent_slug))
+                self._book.add(booked(verdict))
         return verdicts
 
     def _call(self, function: str, params: dict[str, Any]) -> Any:
         return self._rest.rpc(function, {"p_instance_id": str(self._instance_id()), **params}, retry=True)
+
+
+def booked(grant: Grant) -> BookedWake:
+    """The wake of a grant as the book keeps it."""
+    has_override = bool(grant.model_override or grant.thinking_override)
+    return BookedWake(grant.wake_id, grant.claim_token, grant.agent_id, grant.agent_slug, has_override=has_override)

@@ -55,7 +55,7 @@ class Sweeper:
         hinted: HintedItems,
         decisions: Decisions,
         *,
-        claim_limit: int,
+        claim_limit: Callable[[], int],
         interval: float,
         degraded_interval: float,
         is_realtime_well: Callable[[], bool],
@@ -92,7 +92,7 @@ class Sweeper:
         sweep = _Sweep(was_realtime_well=self._is_realtime_well())
         look = self._look()
         self._failures.reset()
-        self._agents.replace(frozenset(look.slugs))
+        self._agents.replace(look.slugs)
         self._namesakes.replace(look.slugs)
         self._on_broadcast_available(look.broadcast_available)
         for phase in look.due:
@@ -117,7 +117,7 @@ class Sweeper:
         cursor: object = None
         try:
             for number in itertools.count(1):
-                answer = self._store.sweep_phase(phase, cursor, self._claim_limit)
+                answer = self._store.sweep_phase(phase, cursor, self._claim_limit())
                 self._follow(answer, sweep)
                 cursor = answer.cursor
                 if not answer.again or self._is_stopping():

@@ -15,6 +15,7 @@ from dispatcher.inbox.hints import Hints, LocalAgents
 from dispatcher.inbox.model import Claim, Refusal, Verdict
 from dispatcher.inbox.store import InboxStore
 from dispatcher.logs import get_logger
+from dispatcher.openclaw.hold import GATE, GatewayHold
 from dispatcher.runtime.backoff import exponential, jittered
 from dispatcher.runtime.health import LoopHealth
 from dispatcher.runtime.repeats import Repeats
@@ -86,6 +87,7 @@ class WakeWorker(Service):
         decisions: Decisions,
         health: LoopHealth,
         troubles: ClaimTroubles,
+        hold: GatewayHold,
     ) -> None:
         super().__init__(name)
         self._hints = hints
@@ -94,6 +96,7 @@ class WakeWorker(Service):
         self._decisions = decisions
         self._health = health
         self._troubles = troubles
+        self._hold = hold
 
     def request_stop(self) -> None:
         """As in `Service`; also ends the wait after a failure."""
@@ -105,7 +108,9 @@ class WakeWorker(Service):
         while not self.stopping.is_set():
             self._troubles.leave_off()
             claims = self._hints.take()
-            if claims and not self.stopping.is_set():
+            if claims and self._hold.cause is not None:
+                self._keep_back(claims)
+            elif claims and not self.stopping.is_set():
                 with self._health.at_work():
                     self._claim(claims)
             elif self._hints.is_closed:
@@ -121,6 +126,13 @@ class WakeWorker(Service):
         self._troubles.over()
         self._note_foreign(verdicts)
         self._decisions.act_on(verdicts)
+
+    def _keep_back(self, claims: list[Claim]) -> None:
+        """The Gateway takes no work: nobody is asked, and each agent is told of once."""
+        news = [claim.agent_id for claim in claims if self._hold.keep(claim.agent_id)]
+        for claim in claims:
+            self._hints.later(claim.agent_id, self._hold.ask_again)
+        self._decisions.act_on([Refusal(agent_id, self._agents.slug(agent_id), GATE) for agent_id in news])
 
     def _put_off(self, claims: list[Claim], error: DispatcherError) -> None:
         """The database could not be asked: the agents are looked at again, later each time."""

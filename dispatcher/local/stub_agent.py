@@ -13,6 +13,7 @@ Orders, all optional. `agents` overrides them for single agent ids: {"agents": {
                exit    only ends
     seconds    how long it takes before it ends, in every mode but hang (0)
     exit_code  what it ends with (0)
+    says       a text it prints before it ends
     outcome    done, failed, released, or leased to leave the items as they are (done)
     limit      how many items it takes at most (100)
     parent     of a grandchild: hang or exit (hang)
@@ -232,6 +233,7 @@ def main(executable: str) -> int:
         os.write(1, render(orders.get("sessions", [])).encode() + b"\n")
     else:
         carry_out(orders, agent, log)
+    os.write(1, str(orders.get("says", "")).encode())
     code = int(number(orders, "exit_code"))
     append(log, event="end", exit_code=code)
     return code

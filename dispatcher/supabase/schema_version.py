@@ -2,5 +2,5 @@
 
 from typing import Final
 
-REVISION: Final = 51
-FINGERPRINT: Final = "be2f2a9e69be1156e8b5f211fad4a9e4c24aba739d1a956ae4e6071a8e17064d"
+REVISION: Final = 52
+FINGERPRINT: Final = "7738f718c5537b03fe91e306415efbd37d73bde2974c68a492ca20a497424efb"

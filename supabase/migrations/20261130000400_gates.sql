@@ -113,7 +113,11 @@ begin
                                         where due.agent_id = agent.id and due.tenant_id = agent.tenant_id
                                           and due.due_at <= v_now and due.chain_depth >= v_max_chain),
          case when state.last_end_state in ('failed', 'timed_out', 'no_progress', 'spawn_failed')
-              then coalesce(state.last_ended_at, state.last_claimed_at) else state.last_claimed_at end,
+              then coalesce(state.last_ended_at, state.last_claimed_at)
+              -- A wake that came to nothing without anybody's fault is none to rest from.
+              when state.last_end_state = 'interrupted' and coalesce(state.consecutive_failures, 0) = 0
+              and state.last_ended_at >= state.last_claimed_at then null
+              else state.last_claimed_at end,
          case when p_request is not null
               then (select wake.id from public.agent_wakes as wake
                      where wake.claim_request = p_request and wake.agent_id = agent.id

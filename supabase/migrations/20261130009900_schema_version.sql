@@ -969,7 +969,7 @@ as $expected$
     ('function', 'dispatcher.put_off(timestamp with time zone,timestamp with time zone)', '681753a9a943f55f6a44af9db19ca854', null),
     ('function', 'dispatcher.queued_types(uuid)', 'e5a184557f4af90a3dfb21cdd2457785', null),
     ('function', 'dispatcher.read_estimates(dispatcher.tick)', '08d84e4a16f9234d73ceec6576c1d847', null),
-    ('function', 'dispatcher.read_gate_facts(uuid,public.dispatcher_settings,uuid[],uuid)', '69670b4ca8e316af92a45a983e30f96d', null),
+    ('function', 'dispatcher.read_gate_facts(uuid,public.dispatcher_settings,uuid[],uuid)', '01aa6ad25344fe9c1b892faaebd09dce', null),
     ('function', 'dispatcher.read_money(dispatcher.tick,text)', '115c1cbd0d21a492d4e7f8817da4cbae', null),
     ('function', 'dispatcher.record_budget_event(uuid,dispatcher.evaluated_budget,text,uuid[])', 'ed1006fc059c1f1f2013cdbdd200f3a3', null),
     ('function', 'dispatcher.record_definitions(text)', '54880a12970ebbc1ab2d686125aca267', null),
@@ -1998,7 +1998,7 @@ begin
   exception when lock_not_available then
     null;  -- Which revision this is must be told all the same.
   end;
-  return jsonb_build_object('revision', 51, 'fingerprint', 'be2f2a9e69be1156e8b5f211fad4a9e4c24aba739d1a956ae4e6071a8e17064d', 'drift', v_drift);
+  return jsonb_build_object('revision', 52, 'fingerprint', '7738f718c5537b03fe91e306415efbd37d73bde2974c68a492ca20a497424efb', 'drift', v_drift);
 end
 $$;
 comment on function public.dispatcher_schema() is
@@ -2013,7 +2013,7 @@ select dispatcher.drop_retired_objects();
 
 select dispatcher.restrict_functions(array['dispatcher_schema']);
 select dispatcher.mend_rights();
-select dispatcher.record_definitions('be2f2a9e69be1156e8b5f211fad4a9e4c24aba739d1a956ae4e6071a8e17064d');
+select dispatcher.record_definitions('7738f718c5537b03fe91e306415efbd37d73bde2974c68a492ca20a497424efb');
 
 notify pgrst, 'reload schema';
 commit;

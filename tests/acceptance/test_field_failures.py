@@ -112,8 +112,8 @@ def test_ff69_ff26_hostile_summaries_are_one_line_of_one_argument(
     wait_until(lambda: undone(database) == 0, 30)
     daemon.wait_for("wake.ended", times=len(HOSTILE_SUMMARIES))
     for call in stub_agent.calls():
-        command, option, agent, label, message = call["argv"]  # no --model, no --thinking: they were no values
-        assert (command, option, label) == ("agent", "--agent", "--message")
+        command, option, agent, answer, label, message = call["argv"]  # no --model, no --thinking: they were no values
+        assert (command, option, answer, label) == ("agent", "--agent", "--json", "--message")
         assert agent.removeprefix("hq/") in HOSTILE_SUMMARIES
         assert len(message) < 3_000
         first, blank, second, *steps = message.split("\n")

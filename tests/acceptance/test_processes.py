@@ -279,15 +279,20 @@ def test_ff46_a_child_that_kills_its_daemon_ends_as_dead_letter(
     daemon.wait_for("wake.started", agent="other")
 
 
-def test_a_missing_binary_while_running_is_a_failure_with_its_cause(
-    database: Database, seed: Seed, stub_agent: StubAgent, start_daemon: StartDaemon
+def test_g1_a_missing_binary_while_running_is_nobodys_failure_and_work_goes_on_with_the_next_one(
+    database: Database, seed: Seed, working_agent: StubAgent, start_daemon: StartDaemon
 ) -> None:
     seed.agent("ada")
     daemon = start_daemon().ready()
-    stub_agent.path.rename(stub_agent.path.with_suffix(".away"))
+    away = working_agent.path.rename(working_agent.path.with_suffix(".away"))
     seed.item("ada")
     [line] = daemon.wait_for("wake.spawn_failed")
     assert "openclaw" in line["error"]
-    wait_until(lambda: states(database) == {"ada": "spawn_failed"}, 5)
-    assert database.value("select consecutive_failures from agent_wake_state") == 1
+    wait_until(lambda: states(database) == {"ada": "interrupted"}, 5)
+    assert database.value("select consecutive_failures from agent_wake_state") == 0
     assert database.value("select attempt_count from agent_inbox_items") == 0
+    seed.item("ada")  # news, and yet nobody is woken for nothing
+    daemon.wait_for("health.changed", status="degraded")
+    assert len(daemon.of("wake.spawn_failed")) == 1
+    away.rename(working_agent.path)
+    wait_until(lambda: database.value("select count(*) from agent_inbox_items where status <> 'done'") == 0, 20)

@@ -65,7 +65,14 @@ def test_a_posted_row_starts_openclaw_once_and_the_agent_finishes_it(
     item = post_item(api, database, "ada")
 
     [call] = wait_until(stub_agent.calls, 5)
-    assert call["argv"] == ["agent", "--agent", "hq/ada", "--message", MESSAGE.format(reason="New: Say hello")]
+    assert call["argv"] == [
+        "agent",
+        "--agent",
+        "hq/ada",
+        "--json",
+        "--message",
+        MESSAGE.format(reason="New: Say hello"),
+    ]
     assert call["sid"] == call["pid"] == call["pgid"]
     assert call["stdin"] == "/dev/null"
     assert call["env"]["OPENCLAW_NO_RESPAWN"] == "1"
@@ -115,7 +122,7 @@ def test_overrides_and_blockers_whatever_the_path(
         "\nConsider working on unblocked tasks first or doing preparatory work."
     )
     assert call["argv"] == [
-        *("agent", "--agent", "hq/ada", "--model", "openai/gpt-5", "--thinking", "high", "--message"),
+        *("agent", "--agent", "hq/ada", "--model", "openai/gpt-5", "--thinking", "high", "--json", "--message"),
         MESSAGE.format(reason=reason + note),
     ]
 

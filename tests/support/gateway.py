@@ -4,6 +4,7 @@ import json
 import threading
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
+from datetime import UTC, datetime
 from http import HTTPStatus
 from pathlib import Path
 from typing import Any
@@ -12,6 +13,9 @@ from uuid import uuid4
 from websockets.exceptions import ConnectionClosed
 from websockets.http11 import Request, Response
 from websockets.sync.server import Server, ServerConnection, serve
+
+from dispatcher.openclaw.hold import GatewayHold
+from dispatcher.openclaw.state import GatewayState
 
 RECORDINGS = Path(__file__).resolve().parents[1] / "fixtures" / "openclaw"
 TOKEN = "kit-token"
@@ -200,6 +204,17 @@ class ScriptedGateway:
         hello = payload("handshake: connect")
         scopes = ["operator.read", "operator.write", "operator.admin"]
         return {**hello, "server": {**hello["server"], "bootId": self.boot_id}, "auth": {"scopes": scopes}}
+
+
+def no_hold() -> GatewayHold:
+    """Where there is no Gateway to look at."""
+    return GatewayHold(lambda: GatewayState("unused", datetime.now(UTC)))
+
+
+def said(name: str) -> str:
+    """What a recorded `openclaw agent` printed on both streams."""
+    parts = [RECORDINGS / f"{name}.json", RECORDINGS / f"{name}.stderr.txt"]
+    return "".join(part.read_text() for part in parts if part.exists())
 
 
 @contextmanager

@@ -22,9 +22,9 @@ anything = st.none() | st.booleans() | st.integers() | st.text() | st.lists(st.t
 def test_the_command_line_is_exactly_that_of_the_specification() -> None:
     assert build_argv("/bin/openclaw", "ws/ada", "[inbox] New: hello", model="m/1", thinking="high") == [
         *("/bin/openclaw", "agent", "--agent", "ws/ada"),
-        *("--model", "m/1", "--thinking", "high", "--message", "[inbox] New: hello"),
+        *("--model", "m/1", "--thinking", "high", "--json", "--message", "[inbox] New: hello"),
     ]
-    assert build_argv("openclaw", "ada", "x") == ["openclaw", "agent", "--agent", "ada", "--message", "x"]
+    assert build_argv("openclaw", "ada", "x") == ["openclaw", "agent", "--agent", "ada", "--json", "--message", "x"]
 
 
 @pytest.mark.parametrize(

@@ -34,6 +34,7 @@ from dispatcher.inbox.reporter import Reporter
 from dispatcher.inbox.worker import ClaimTroubles, WakeWorker
 from dispatcher.runtime.health import Health
 from dispatcher.runtime.wakeup import DueTimes
+from tests.support.gateway import no_hold
 from tests.support.waiting import wait_until
 
 ITEM = UUID(int=1)
@@ -103,6 +104,7 @@ def test_a_worker_without_hints_to_come_waits_for_its_stop() -> None:
         decisions=unused,
         health=health,
         troubles=ClaimTroubles(),
+        hold=no_hold(),
     )
     hints.close()
     worker.start()
@@ -262,6 +264,7 @@ def test_a_start_that_met_a_stop_is_no_failure_of_the_agent(error: Exception, en
         resolve_agent=lambda _workspace, slug: slug,
         child_environment=lambda _wake_id: {},
         namesakes=Namesakes(lambda: ()),
+        hold=no_hold(),
     )
     launcher.connect(Refusing(), reports.append)
     launcher.launch(grant())
@@ -321,7 +324,7 @@ class Desk:
         self.reporter = Reporter(
             store,
             WakeBook(),
-            2,
+            lambda: 2,
             on_verdicts=lambda verdicts: self.verdicts.extend((time.monotonic(), one) for one in verdicts),
             on_result=self._note,
             health=self.health.loop("reports", None),
@@ -459,7 +462,7 @@ def test_c11_an_answer_that_never_is_the_last_one_does_not_hold_the_sweep(
         Namesakes(lambda: ()),
         HintedItems(),
         Decisions(lambda _grant: None, DueTimes()),
-        claim_limit=1,
+        claim_limit=lambda: 1,
         interval=60,
         degraded_interval=10,
         is_realtime_well=lambda: True,

@@ -16,6 +16,7 @@ from dispatcher.inbox.book import WakeBook
 from dispatcher.inbox.launcher import Launcher
 from dispatcher.inbox.model import Ended, Grant, Report
 from dispatcher.inbox.namesakes import Namesakes
+from tests.support.gateway import no_hold
 from tests.unit.test_inbox_parts import grant
 
 HUGE = "x" * 200_000
@@ -48,6 +49,7 @@ def launched(one: Grant, error: Exception | None = None) -> tuple[list[str], lis
         resolve_agent=lambda workspace, slug: resolve_id((), workspace, slug),
         child_environment=lambda _wake_id: {},
         namesakes=Namesakes(lambda: ()),
+        hold=no_hold(),
     )
     launcher.connect(processes, reports.append)
     launcher.launch(one)
@@ -162,6 +164,7 @@ def test_c30_a_refused_start_holds_nothing() -> None:
         resolve_agent=lambda workspace, slug: resolve_id((), workspace, slug),
         child_environment=lambda _wake_id: {},
         namesakes=namesakes,
+        hold=no_hold(),
     )
     launcher.connect(Processes(SpawnError("no")), reports.append)
     launcher.launch(dataclasses.replace(grant(), agent_id=uuid4(), agent_slug="dev.ops"))

@@ -2252,6 +2252,41 @@ $$;
 
 COMMENT ON FUNCTION dispatcher.granted_rights() IS 'What public, anon, authenticated and service_role may do with what stands in schemas public and dispatcher, and with the latter itself. by_owner: its owner can take the right back.';
 
+CREATE FUNCTION dispatcher.guard_tenant(p_table text, p_is_ours boolean, VARIADIC p_references text[]) RETURNS void
+    LANGUAGE plpgsql
+    SET search_path TO ''
+    AS $_$
+declare
+  v_name constant text := 'tenant_of_' || p_table;
+  v_columns text[] := array['tenant_id'];
+  v_body text := '';
+  v_reference text[];
+begin
+  for v_place in 1 .. cardinality(p_references) loop
+    v_reference := string_to_array(p_references[v_place], ' ');
+    v_columns := v_columns || v_reference[1];
+    v_body := v_body || format($body$
+  if new.%1$I is not null and (new.%1$I, new.tenant_id) is distinct from (old.%1$I, old.tenant_id)
+     and not exists (select from public.%2$I as named
+                      where named.id = new.%1$I and named.tenant_id = new.tenant_id) then
+    raise exception 'row of %%: its %1$s %% is not of its tenant %%', tg_table_name, new.%1$I, new.tenant_id
+      using errcode = 'OD020', hint = 'A row may name rows of %2$s of its own tenant alone.';
+  end if;$body$, v_reference[1], v_reference[2]);
+  end loop;
+  execute format('create or replace function dispatcher.%I() returns trigger language plpgsql volatile '
+                 'set search_path = %L as %L', v_name, '', 'begin' || v_body || E'\n  return null;\nend');
+  execute format('comment on function dispatcher.%I() is %L', v_name,
+                 format('Refuses (OD020) a row of %s that names a row of another tenant.', p_table));
+  if p_is_ours then
+    execute format('create or replace trigger dispatcher_tenant after insert or update of %s on public.%I for each row '
+                   'execute function dispatcher.%I()',
+                   (select string_agg(quote_ident(name), ', ') from unnest(v_columns) as name), p_table, v_name);
+  end if;
+end
+$_$;
+
+COMMENT ON FUNCTION dispatcher.guard_tenant(p_table text, p_is_ours boolean, VARIADIC p_references text[]) IS 'Has a table refuse rows that name a row of another tenant. p_references: column and table, as in "agent_id agents". On a table of YourHQ''s there is no trigger (p_is_ours is false): there such rows do not count.';
+
 CREATE FUNCTION dispatcher.guard_workflow_transition() RETURNS trigger
     LANGUAGE plpgsql
     SET search_path TO ''
@@ -5717,7 +5752,7 @@ exception when others then
   -- What its row raises concerns it alone: the claims of the others, and what was reported with them, stand.
   if dispatcher.must_abort(sqlstate) then raise; end if;
   perform dispatcher.note_fault(agent.tenant_id, agent.gateway_id, 'waitlist', format('%s (%s)', sqlerrm, sqlstate))
-     from public.agents as agent where agent.id = p_agent_id;
+     from dispatcher.agents as agent where agent.id = p_agent_id;
 end
 $$;
 
@@ -6520,6 +6555,456 @@ end
 $$;
 
 COMMENT ON FUNCTION dispatcher.tell_often_woken(p_sweeper dispatcher.claimant, p_limit integer) IS 'One notification per agent and hour for agents that are woken unusually often; stops nobody.';
+
+CREATE FUNCTION dispatcher.tenant_of_agent_budgets() RETURNS trigger
+    LANGUAGE plpgsql
+    SET search_path TO ''
+    AS $$begin
+  if new.agent_id is not null and (new.agent_id, new.tenant_id) is distinct from (old.agent_id, old.tenant_id)
+     and not exists (select from public.agents as named
+                      where named.id = new.agent_id and named.tenant_id = new.tenant_id) then
+    raise exception 'row of %: its agent_id % is not of its tenant %', tg_table_name, new.agent_id, new.tenant_id
+      using errcode = 'OD020', hint = 'A row may name rows of agents of its own tenant alone.';
+  end if;
+  return null;
+end$$;
+
+COMMENT ON FUNCTION dispatcher.tenant_of_agent_budgets() IS 'Refuses (OD020) a row of agent_budgets that names a row of another tenant.';
+
+CREATE FUNCTION dispatcher.tenant_of_agent_inbox_items() RETURNS trigger
+    LANGUAGE plpgsql
+    SET search_path TO ''
+    AS $$begin
+  if new.agent_id is not null and (new.agent_id, new.tenant_id) is distinct from (old.agent_id, old.tenant_id)
+     and not exists (select from public.agents as named
+                      where named.id = new.agent_id and named.tenant_id = new.tenant_id) then
+    raise exception 'row of %: its agent_id % is not of its tenant %', tg_table_name, new.agent_id, new.tenant_id
+      using errcode = 'OD020', hint = 'A row may name rows of agents of its own tenant alone.';
+  end if;
+  if new.task_id is not null and (new.task_id, new.tenant_id) is distinct from (old.task_id, old.tenant_id)
+     and not exists (select from public.tasks as named
+                      where named.id = new.task_id and named.tenant_id = new.tenant_id) then
+    raise exception 'row of %: its task_id % is not of its tenant %', tg_table_name, new.task_id, new.tenant_id
+      using errcode = 'OD020', hint = 'A row may name rows of tasks of its own tenant alone.';
+  end if;
+  return null;
+end$$;
+
+COMMENT ON FUNCTION dispatcher.tenant_of_agent_inbox_items() IS 'Refuses (OD020) a row of agent_inbox_items that names a row of another tenant.';
+
+CREATE FUNCTION dispatcher.tenant_of_agent_resumptions() RETURNS trigger
+    LANGUAGE plpgsql
+    SET search_path TO ''
+    AS $$begin
+  if new.agent_id is not null and (new.agent_id, new.tenant_id) is distinct from (old.agent_id, old.tenant_id)
+     and not exists (select from public.agents as named
+                      where named.id = new.agent_id and named.tenant_id = new.tenant_id) then
+    raise exception 'row of %: its agent_id % is not of its tenant %', tg_table_name, new.agent_id, new.tenant_id
+      using errcode = 'OD020', hint = 'A row may name rows of agents of its own tenant alone.';
+  end if;
+  return null;
+end$$;
+
+COMMENT ON FUNCTION dispatcher.tenant_of_agent_resumptions() IS 'Refuses (OD020) a row of agent_resumptions that names a row of another tenant.';
+
+CREATE FUNCTION dispatcher.tenant_of_agent_usage() RETURNS trigger
+    LANGUAGE plpgsql
+    SET search_path TO ''
+    AS $$begin
+  if new.agent_id is not null and (new.agent_id, new.tenant_id) is distinct from (old.agent_id, old.tenant_id)
+     and not exists (select from public.agents as named
+                      where named.id = new.agent_id and named.tenant_id = new.tenant_id) then
+    raise exception 'row of %: its agent_id % is not of its tenant %', tg_table_name, new.agent_id, new.tenant_id
+      using errcode = 'OD020', hint = 'A row may name rows of agents of its own tenant alone.';
+  end if;
+  if new.gateway_id is not null and (new.gateway_id, new.tenant_id) is distinct from (old.gateway_id, old.tenant_id)
+     and not exists (select from public.gateways as named
+                      where named.id = new.gateway_id and named.tenant_id = new.tenant_id) then
+    raise exception 'row of %: its gateway_id % is not of its tenant %', tg_table_name, new.gateway_id, new.tenant_id
+      using errcode = 'OD020', hint = 'A row may name rows of gateways of its own tenant alone.';
+  end if;
+  return null;
+end$$;
+
+COMMENT ON FUNCTION dispatcher.tenant_of_agent_usage() IS 'Refuses (OD020) a row of agent_usage that names a row of another tenant.';
+
+CREATE FUNCTION dispatcher.tenant_of_agent_wake_state() RETURNS trigger
+    LANGUAGE plpgsql
+    SET search_path TO ''
+    AS $$begin
+  if new.agent_id is not null and (new.agent_id, new.tenant_id) is distinct from (old.agent_id, old.tenant_id)
+     and not exists (select from public.agents as named
+                      where named.id = new.agent_id and named.tenant_id = new.tenant_id) then
+    raise exception 'row of %: its agent_id % is not of its tenant %', tg_table_name, new.agent_id, new.tenant_id
+      using errcode = 'OD020', hint = 'A row may name rows of agents of its own tenant alone.';
+  end if;
+  return null;
+end$$;
+
+COMMENT ON FUNCTION dispatcher.tenant_of_agent_wake_state() IS 'Refuses (OD020) a row of agent_wake_state that names a row of another tenant.';
+
+CREATE FUNCTION dispatcher.tenant_of_agent_wakes() RETURNS trigger
+    LANGUAGE plpgsql
+    SET search_path TO ''
+    AS $$begin
+  if new.agent_id is not null and (new.agent_id, new.tenant_id) is distinct from (old.agent_id, old.tenant_id)
+     and not exists (select from public.agents as named
+                      where named.id = new.agent_id and named.tenant_id = new.tenant_id) then
+    raise exception 'row of %: its agent_id % is not of its tenant %', tg_table_name, new.agent_id, new.tenant_id
+      using errcode = 'OD020', hint = 'A row may name rows of agents of its own tenant alone.';
+  end if;
+  if new.gateway_id is not null and (new.gateway_id, new.tenant_id) is distinct from (old.gateway_id, old.tenant_id)
+     and not exists (select from public.gateways as named
+                      where named.id = new.gateway_id and named.tenant_id = new.tenant_id) then
+    raise exception 'row of %: its gateway_id % is not of its tenant %', tg_table_name, new.gateway_id, new.tenant_id
+      using errcode = 'OD020', hint = 'A row may name rows of gateways of its own tenant alone.';
+  end if;
+  if new.instance_id is not null and (new.instance_id, new.tenant_id) is distinct from (old.instance_id, old.tenant_id)
+     and not exists (select from public.dispatcher_instances as named
+                      where named.id = new.instance_id and named.tenant_id = new.tenant_id) then
+    raise exception 'row of %: its instance_id % is not of its tenant %', tg_table_name, new.instance_id, new.tenant_id
+      using errcode = 'OD020', hint = 'A row may name rows of dispatcher_instances of its own tenant alone.';
+  end if;
+  if new.workflow_run_id is not null and (new.workflow_run_id, new.tenant_id) is distinct from (old.workflow_run_id, old.tenant_id)
+     and not exists (select from public.workflow_runs as named
+                      where named.id = new.workflow_run_id and named.tenant_id = new.tenant_id) then
+    raise exception 'row of %: its workflow_run_id % is not of its tenant %', tg_table_name, new.workflow_run_id, new.tenant_id
+      using errcode = 'OD020', hint = 'A row may name rows of workflow_runs of its own tenant alone.';
+  end if;
+  return null;
+end$$;
+
+COMMENT ON FUNCTION dispatcher.tenant_of_agent_wakes() IS 'Refuses (OD020) a row of agent_wakes that names a row of another tenant.';
+
+CREATE FUNCTION dispatcher.tenant_of_agents() RETURNS trigger
+    LANGUAGE plpgsql
+    SET search_path TO ''
+    AS $$begin
+  if new.gateway_id is not null and (new.gateway_id, new.tenant_id) is distinct from (old.gateway_id, old.tenant_id)
+     and not exists (select from public.gateways as named
+                      where named.id = new.gateway_id and named.tenant_id = new.tenant_id) then
+    raise exception 'row of %: its gateway_id % is not of its tenant %', tg_table_name, new.gateway_id, new.tenant_id
+      using errcode = 'OD020', hint = 'A row may name rows of gateways of its own tenant alone.';
+  end if;
+  if new.reports_to_id is not null and (new.reports_to_id, new.tenant_id) is distinct from (old.reports_to_id, old.tenant_id)
+     and not exists (select from public.agents as named
+                      where named.id = new.reports_to_id and named.tenant_id = new.tenant_id) then
+    raise exception 'row of %: its reports_to_id % is not of its tenant %', tg_table_name, new.reports_to_id, new.tenant_id
+      using errcode = 'OD020', hint = 'A row may name rows of agents of its own tenant alone.';
+  end if;
+  return null;
+end$$;
+
+COMMENT ON FUNCTION dispatcher.tenant_of_agents() IS 'Refuses (OD020) a row of agents that names a row of another tenant.';
+
+CREATE FUNCTION dispatcher.tenant_of_budget_events() RETURNS trigger
+    LANGUAGE plpgsql
+    SET search_path TO ''
+    AS $$begin
+  if new.budget_id is not null and (new.budget_id, new.tenant_id) is distinct from (old.budget_id, old.tenant_id)
+     and not exists (select from public.budgets as named
+                      where named.id = new.budget_id and named.tenant_id = new.tenant_id) then
+    raise exception 'row of %: its budget_id % is not of its tenant %', tg_table_name, new.budget_id, new.tenant_id
+      using errcode = 'OD020', hint = 'A row may name rows of budgets of its own tenant alone.';
+  end if;
+  return null;
+end$$;
+
+COMMENT ON FUNCTION dispatcher.tenant_of_budget_events() IS 'Refuses (OD020) a row of budget_events that names a row of another tenant.';
+
+CREATE FUNCTION dispatcher.tenant_of_dispatcher_faults() RETURNS trigger
+    LANGUAGE plpgsql
+    SET search_path TO ''
+    AS $$begin
+  if new.gateway_id is not null and (new.gateway_id, new.tenant_id) is distinct from (old.gateway_id, old.tenant_id)
+     and not exists (select from public.gateways as named
+                      where named.id = new.gateway_id and named.tenant_id = new.tenant_id) then
+    raise exception 'row of %: its gateway_id % is not of its tenant %', tg_table_name, new.gateway_id, new.tenant_id
+      using errcode = 'OD020', hint = 'A row may name rows of gateways of its own tenant alone.';
+  end if;
+  return null;
+end$$;
+
+COMMENT ON FUNCTION dispatcher.tenant_of_dispatcher_faults() IS 'Refuses (OD020) a row of dispatcher_faults that names a row of another tenant.';
+
+CREATE FUNCTION dispatcher.tenant_of_dispatcher_gateways() RETURNS trigger
+    LANGUAGE plpgsql
+    SET search_path TO ''
+    AS $$begin
+  if new.gateway_id is not null and (new.gateway_id, new.tenant_id) is distinct from (old.gateway_id, old.tenant_id)
+     and not exists (select from public.gateways as named
+                      where named.id = new.gateway_id and named.tenant_id = new.tenant_id) then
+    raise exception 'row of %: its gateway_id % is not of its tenant %', tg_table_name, new.gateway_id, new.tenant_id
+      using errcode = 'OD020', hint = 'A row may name rows of gateways of its own tenant alone.';
+  end if;
+  return null;
+end$$;
+
+COMMENT ON FUNCTION dispatcher.tenant_of_dispatcher_gateways() IS 'Refuses (OD020) a row of dispatcher_gateways that names a row of another tenant.';
+
+CREATE FUNCTION dispatcher.tenant_of_dispatcher_instances() RETURNS trigger
+    LANGUAGE plpgsql
+    SET search_path TO ''
+    AS $$begin
+  if new.gateway_id is not null and (new.gateway_id, new.tenant_id) is distinct from (old.gateway_id, old.tenant_id)
+     and not exists (select from public.gateways as named
+                      where named.id = new.gateway_id and named.tenant_id = new.tenant_id) then
+    raise exception 'row of %: its gateway_id % is not of its tenant %', tg_table_name, new.gateway_id, new.tenant_id
+      using errcode = 'OD020', hint = 'A row may name rows of gateways of its own tenant alone.';
+  end if;
+  return null;
+end$$;
+
+COMMENT ON FUNCTION dispatcher.tenant_of_dispatcher_instances() IS 'Refuses (OD020) a row of dispatcher_instances that names a row of another tenant.';
+
+CREATE FUNCTION dispatcher.tenant_of_dispatcher_settings() RETURNS trigger
+    LANGUAGE plpgsql
+    SET search_path TO ''
+    AS $$begin
+  if new.instance_id is not null and (new.instance_id, new.tenant_id) is distinct from (old.instance_id, old.tenant_id)
+     and not exists (select from public.dispatcher_instances as named
+                      where named.id = new.instance_id and named.tenant_id = new.tenant_id) then
+    raise exception 'row of %: its instance_id % is not of its tenant %', tg_table_name, new.instance_id, new.tenant_id
+      using errcode = 'OD020', hint = 'A row may name rows of dispatcher_instances of its own tenant alone.';
+  end if;
+  return null;
+end$$;
+
+COMMENT ON FUNCTION dispatcher.tenant_of_dispatcher_settings() IS 'Refuses (OD020) a row of dispatcher_settings that names a row of another tenant.';
+
+CREATE FUNCTION dispatcher.tenant_of_inbox_item_leases() RETURNS trigger
+    LANGUAGE plpgsql
+    SET search_path TO ''
+    AS $$begin
+  if new.item_id is not null and (new.item_id, new.tenant_id) is distinct from (old.item_id, old.tenant_id)
+     and not exists (select from public.agent_inbox_items as named
+                      where named.id = new.item_id and named.tenant_id = new.tenant_id) then
+    raise exception 'row of %: its item_id % is not of its tenant %', tg_table_name, new.item_id, new.tenant_id
+      using errcode = 'OD020', hint = 'A row may name rows of agent_inbox_items of its own tenant alone.';
+  end if;
+  if new.agent_id is not null and (new.agent_id, new.tenant_id) is distinct from (old.agent_id, old.tenant_id)
+     and not exists (select from public.agents as named
+                      where named.id = new.agent_id and named.tenant_id = new.tenant_id) then
+    raise exception 'row of %: its agent_id % is not of its tenant %', tg_table_name, new.agent_id, new.tenant_id
+      using errcode = 'OD020', hint = 'A row may name rows of agents of its own tenant alone.';
+  end if;
+  if new.wake_id is not null and (new.wake_id, new.tenant_id) is distinct from (old.wake_id, old.tenant_id)
+     and not exists (select from public.agent_wakes as named
+                      where named.id = new.wake_id and named.tenant_id = new.tenant_id) then
+    raise exception 'row of %: its wake_id % is not of its tenant %', tg_table_name, new.wake_id, new.tenant_id
+      using errcode = 'OD020', hint = 'A row may name rows of agent_wakes of its own tenant alone.';
+  end if;
+  return null;
+end$$;
+
+COMMENT ON FUNCTION dispatcher.tenant_of_inbox_item_leases() IS 'Refuses (OD020) a row of inbox_item_leases that names a row of another tenant.';
+
+CREATE FUNCTION dispatcher.tenant_of_inbox_item_marks() RETURNS trigger
+    LANGUAGE plpgsql
+    SET search_path TO ''
+    AS $$begin
+  if new.item_id is not null and (new.item_id, new.tenant_id) is distinct from (old.item_id, old.tenant_id)
+     and not exists (select from public.agent_inbox_items as named
+                      where named.id = new.item_id and named.tenant_id = new.tenant_id) then
+    raise exception 'row of %: its item_id % is not of its tenant %', tg_table_name, new.item_id, new.tenant_id
+      using errcode = 'OD020', hint = 'A row may name rows of agent_inbox_items of its own tenant alone.';
+  end if;
+  return null;
+end$$;
+
+COMMENT ON FUNCTION dispatcher.tenant_of_inbox_item_marks() IS 'Refuses (OD020) a row of inbox_item_marks that names a row of another tenant.';
+
+CREATE FUNCTION dispatcher.tenant_of_inbox_item_origins() RETURNS trigger
+    LANGUAGE plpgsql
+    SET search_path TO ''
+    AS $$begin
+  if new.item_id is not null and (new.item_id, new.tenant_id) is distinct from (old.item_id, old.tenant_id)
+     and not exists (select from public.agent_inbox_items as named
+                      where named.id = new.item_id and named.tenant_id = new.tenant_id) then
+    raise exception 'row of %: its item_id % is not of its tenant %', tg_table_name, new.item_id, new.tenant_id
+      using errcode = 'OD020', hint = 'A row may name rows of agent_inbox_items of its own tenant alone.';
+  end if;
+  if new.wake_id is not null and (new.wake_id, new.tenant_id) is distinct from (old.wake_id, old.tenant_id)
+     and not exists (select from public.agent_wakes as named
+                      where named.id = new.wake_id and named.tenant_id = new.tenant_id) then
+    raise exception 'row of %: its wake_id % is not of its tenant %', tg_table_name, new.wake_id, new.tenant_id
+      using errcode = 'OD020', hint = 'A row may name rows of agent_wakes of its own tenant alone.';
+  end if;
+  if new.from_agent_id is not null and (new.from_agent_id, new.tenant_id) is distinct from (old.from_agent_id, old.tenant_id)
+     and not exists (select from public.agents as named
+                      where named.id = new.from_agent_id and named.tenant_id = new.tenant_id) then
+    raise exception 'row of %: its from_agent_id % is not of its tenant %', tg_table_name, new.from_agent_id, new.tenant_id
+      using errcode = 'OD020', hint = 'A row may name rows of agents of its own tenant alone.';
+  end if;
+  return null;
+end$$;
+
+COMMENT ON FUNCTION dispatcher.tenant_of_inbox_item_origins() IS 'Refuses (OD020) a row of inbox_item_origins that names a row of another tenant.';
+
+CREATE FUNCTION dispatcher.tenant_of_notifications() RETURNS trigger
+    LANGUAGE plpgsql
+    SET search_path TO ''
+    AS $$begin
+  if new.actor_agent_id is not null and (new.actor_agent_id, new.tenant_id) is distinct from (old.actor_agent_id, old.tenant_id)
+     and not exists (select from public.agents as named
+                      where named.id = new.actor_agent_id and named.tenant_id = new.tenant_id) then
+    raise exception 'row of %: its actor_agent_id % is not of its tenant %', tg_table_name, new.actor_agent_id, new.tenant_id
+      using errcode = 'OD020', hint = 'A row may name rows of agents of its own tenant alone.';
+  end if;
+  return null;
+end$$;
+
+COMMENT ON FUNCTION dispatcher.tenant_of_notifications() IS 'Refuses (OD020) a row of notifications that names a row of another tenant.';
+
+CREATE FUNCTION dispatcher.tenant_of_task_relations() RETURNS trigger
+    LANGUAGE plpgsql
+    SET search_path TO ''
+    AS $$begin
+  if new.source_task_id is not null and (new.source_task_id, new.tenant_id) is distinct from (old.source_task_id, old.tenant_id)
+     and not exists (select from public.tasks as named
+                      where named.id = new.source_task_id and named.tenant_id = new.tenant_id) then
+    raise exception 'row of %: its source_task_id % is not of its tenant %', tg_table_name, new.source_task_id, new.tenant_id
+      using errcode = 'OD020', hint = 'A row may name rows of tasks of its own tenant alone.';
+  end if;
+  if new.target_task_id is not null and (new.target_task_id, new.tenant_id) is distinct from (old.target_task_id, old.tenant_id)
+     and not exists (select from public.tasks as named
+                      where named.id = new.target_task_id and named.tenant_id = new.tenant_id) then
+    raise exception 'row of %: its target_task_id % is not of its tenant %', tg_table_name, new.target_task_id, new.tenant_id
+      using errcode = 'OD020', hint = 'A row may name rows of tasks of its own tenant alone.';
+  end if;
+  return null;
+end$$;
+
+COMMENT ON FUNCTION dispatcher.tenant_of_task_relations() IS 'Refuses (OD020) a row of task_relations that names a row of another tenant.';
+
+CREATE FUNCTION dispatcher.tenant_of_tasks() RETURNS trigger
+    LANGUAGE plpgsql
+    SET search_path TO ''
+    AS $$begin
+  if new.parent_id is not null and (new.parent_id, new.tenant_id) is distinct from (old.parent_id, old.tenant_id)
+     and not exists (select from public.tasks as named
+                      where named.id = new.parent_id and named.tenant_id = new.tenant_id) then
+    raise exception 'row of %: its parent_id % is not of its tenant %', tg_table_name, new.parent_id, new.tenant_id
+      using errcode = 'OD020', hint = 'A row may name rows of tasks of its own tenant alone.';
+  end if;
+  if new.assignee_agent_id is not null and (new.assignee_agent_id, new.tenant_id) is distinct from (old.assignee_agent_id, old.tenant_id)
+     and not exists (select from public.agents as named
+                      where named.id = new.assignee_agent_id and named.tenant_id = new.tenant_id) then
+    raise exception 'row of %: its assignee_agent_id % is not of its tenant %', tg_table_name, new.assignee_agent_id, new.tenant_id
+      using errcode = 'OD020', hint = 'A row may name rows of agents of its own tenant alone.';
+  end if;
+  return null;
+end$$;
+
+COMMENT ON FUNCTION dispatcher.tenant_of_tasks() IS 'Refuses (OD020) a row of tasks that names a row of another tenant.';
+
+CREATE FUNCTION dispatcher.tenant_of_workflow_approvals() RETURNS trigger
+    LANGUAGE plpgsql
+    SET search_path TO ''
+    AS $$begin
+  if new.run_id is not null and (new.run_id, new.tenant_id) is distinct from (old.run_id, old.tenant_id)
+     and not exists (select from public.workflow_runs as named
+                      where named.id = new.run_id and named.tenant_id = new.tenant_id) then
+    raise exception 'row of %: its run_id % is not of its tenant %', tg_table_name, new.run_id, new.tenant_id
+      using errcode = 'OD020', hint = 'A row may name rows of workflow_runs of its own tenant alone.';
+  end if;
+  return null;
+end$$;
+
+COMMENT ON FUNCTION dispatcher.tenant_of_workflow_approvals() IS 'Refuses (OD020) a row of workflow_approvals that names a row of another tenant.';
+
+CREATE FUNCTION dispatcher.tenant_of_workflow_claims() RETURNS trigger
+    LANGUAGE plpgsql
+    SET search_path TO ''
+    AS $$begin
+  if new.run_id is not null and (new.run_id, new.tenant_id) is distinct from (old.run_id, old.tenant_id)
+     and not exists (select from public.workflow_runs as named
+                      where named.id = new.run_id and named.tenant_id = new.tenant_id) then
+    raise exception 'row of %: its run_id % is not of its tenant %', tg_table_name, new.run_id, new.tenant_id
+      using errcode = 'OD020', hint = 'A row may name rows of workflow_runs of its own tenant alone.';
+  end if;
+  if new.wake_id is not null and (new.wake_id, new.tenant_id) is distinct from (old.wake_id, old.tenant_id)
+     and not exists (select from public.agent_wakes as named
+                      where named.id = new.wake_id and named.tenant_id = new.tenant_id) then
+    raise exception 'row of %: its wake_id % is not of its tenant %', tg_table_name, new.wake_id, new.tenant_id
+      using errcode = 'OD020', hint = 'A row may name rows of agent_wakes of its own tenant alone.';
+  end if;
+  return null;
+end$$;
+
+COMMENT ON FUNCTION dispatcher.tenant_of_workflow_claims() IS 'Refuses (OD020) a row of workflow_claims that names a row of another tenant.';
+
+CREATE FUNCTION dispatcher.tenant_of_workflow_notifications() RETURNS trigger
+    LANGUAGE plpgsql
+    SET search_path TO ''
+    AS $$begin
+  if new.run_id is not null and (new.run_id, new.tenant_id) is distinct from (old.run_id, old.tenant_id)
+     and not exists (select from public.workflow_runs as named
+                      where named.id = new.run_id and named.tenant_id = new.tenant_id) then
+    raise exception 'row of %: its run_id % is not of its tenant %', tg_table_name, new.run_id, new.tenant_id
+      using errcode = 'OD020', hint = 'A row may name rows of workflow_runs of its own tenant alone.';
+  end if;
+  if new.gateway_id is not null and (new.gateway_id, new.tenant_id) is distinct from (old.gateway_id, old.tenant_id)
+     and not exists (select from public.gateways as named
+                      where named.id = new.gateway_id and named.tenant_id = new.tenant_id) then
+    raise exception 'row of %: its gateway_id % is not of its tenant %', tg_table_name, new.gateway_id, new.tenant_id
+      using errcode = 'OD020', hint = 'A row may name rows of gateways of its own tenant alone.';
+  end if;
+  return null;
+end$$;
+
+COMMENT ON FUNCTION dispatcher.tenant_of_workflow_notifications() IS 'Refuses (OD020) a row of workflow_notifications that names a row of another tenant.';
+
+CREATE FUNCTION dispatcher.tenant_of_workflow_respawns() RETURNS trigger
+    LANGUAGE plpgsql
+    SET search_path TO ''
+    AS $$begin
+  if new.run_id is not null and (new.run_id, new.tenant_id) is distinct from (old.run_id, old.tenant_id)
+     and not exists (select from public.workflow_runs as named
+                      where named.id = new.run_id and named.tenant_id = new.tenant_id) then
+    raise exception 'row of %: its run_id % is not of its tenant %', tg_table_name, new.run_id, new.tenant_id
+      using errcode = 'OD020', hint = 'A row may name rows of workflow_runs of its own tenant alone.';
+  end if;
+  if new.wake_id is not null and (new.wake_id, new.tenant_id) is distinct from (old.wake_id, old.tenant_id)
+     and not exists (select from public.agent_wakes as named
+                      where named.id = new.wake_id and named.tenant_id = new.tenant_id) then
+    raise exception 'row of %: its wake_id % is not of its tenant %', tg_table_name, new.wake_id, new.tenant_id
+      using errcode = 'OD020', hint = 'A row may name rows of agent_wakes of its own tenant alone.';
+  end if;
+  return null;
+end$$;
+
+COMMENT ON FUNCTION dispatcher.tenant_of_workflow_respawns() IS 'Refuses (OD020) a row of workflow_respawns that names a row of another tenant.';
+
+CREATE FUNCTION dispatcher.tenant_of_workflow_run_events() RETURNS trigger
+    LANGUAGE plpgsql
+    SET search_path TO ''
+    AS $$begin
+  if new.run_id is not null and (new.run_id, new.tenant_id) is distinct from (old.run_id, old.tenant_id)
+     and not exists (select from public.workflow_runs as named
+                      where named.id = new.run_id and named.tenant_id = new.tenant_id) then
+    raise exception 'row of %: its run_id % is not of its tenant %', tg_table_name, new.run_id, new.tenant_id
+      using errcode = 'OD020', hint = 'A row may name rows of workflow_runs of its own tenant alone.';
+  end if;
+  return null;
+end$$;
+
+COMMENT ON FUNCTION dispatcher.tenant_of_workflow_run_events() IS 'Refuses (OD020) a row of workflow_run_events that names a row of another tenant.';
+
+CREATE FUNCTION dispatcher.tenant_of_workflow_runs() RETURNS trigger
+    LANGUAGE plpgsql
+    SET search_path TO ''
+    AS $$begin
+  if new.wake_id is not null and (new.wake_id, new.tenant_id) is distinct from (old.wake_id, old.tenant_id)
+     and not exists (select from public.agent_wakes as named
+                      where named.id = new.wake_id and named.tenant_id = new.tenant_id) then
+    raise exception 'row of %: its wake_id % is not of its tenant %', tg_table_name, new.wake_id, new.tenant_id
+      using errcode = 'OD020', hint = 'A row may name rows of agent_wakes of its own tenant alone.';
+  end if;
+  return null;
+end$$;
+
+COMMENT ON FUNCTION dispatcher.tenant_of_workflow_runs() IS 'Refuses (OD020) a row of workflow_runs that names a row of another tenant.';
 
 CREATE FUNCTION dispatcher.tick_of(p_instance_id uuid) RETURNS dispatcher.tick
     LANGUAGE plpgsql STABLE
@@ -7757,12 +8242,14 @@ COMMENT ON FUNCTION public.correct_workflow_usage(p_tenant_id uuid, p_run_id uui
 CREATE FUNCTION public.current_tenant_id() RETURNS uuid
     LANGUAGE sql STABLE
     SET search_path TO ''
-    AS $$
-        -- YourHQ's claim. One at the top of a token is somebody else's. Without it: the all-zero tenant.
-        select coalesce(nullif(nullif(current_setting('request.jwt.claims', true), '')::jsonb
-                                 #>> '{app_metadata,tenant_id}', '')::uuid,
-                        '00000000-0000-0000-0000-000000000000'::uuid)
-      $$;
+    AS $_$
+        -- YourHQ's claim. One at the top of a token is somebody else's. Without it: the all-zero tenant. One that is
+        -- no id is no tenant's, and sees nothing.
+        select case when claim.value is null then '00000000-0000-0000-0000-000000000000'::uuid
+                    when claim.value ~ '^[0-9a-fA-F]{8}(-[0-9a-fA-F]{4}){3}-[0-9a-fA-F]{12}$' then claim.value::uuid end
+          from (select nullif(nullif(current_setting('request.jwt.claims', true), '')::jsonb
+                                #>> '{app_metadata,tenant_id}', '') as value) as claim
+      $_$;
 
 COMMENT ON FUNCTION public.current_tenant_id() IS 'The tenant of the caller''s token, else the all-zero tenant.';
 
@@ -7873,7 +8360,7 @@ begin
   exception when lock_not_available then
     null;  -- Which revision this is must be told all the same.
   end;
-  return jsonb_build_object('revision', 52, 'fingerprint', '7738f718c5537b03fe91e306415efbd37d73bde2974c68a492ca20a497424efb', 'drift', v_drift);
+  return jsonb_build_object('revision', 53, 'fingerprint', 'bc6a78306a0309bf233c14259375b2f85389eb567d7faf3cc55e18bed4ba43f7', 'drift', v_drift);
 end
 $$;
 
@@ -9889,6 +10376,54 @@ CREATE TRIGGER dispatcher_inbox_insert_hint AFTER INSERT ON public.agent_inbox_i
 
 CREATE TRIGGER dispatcher_inbox_update_hint AFTER UPDATE ON public.agent_inbox_items REFERENCING OLD TABLE AS old_items NEW TABLE AS new_items FOR EACH STATEMENT EXECUTE FUNCTION dispatcher.hint_inbox_update();
 
+CREATE TRIGGER dispatcher_tenant AFTER INSERT OR UPDATE OF tenant_id, agent_id ON public.agent_budgets FOR EACH ROW EXECUTE FUNCTION dispatcher.tenant_of_agent_budgets();
+
+CREATE TRIGGER dispatcher_tenant AFTER INSERT OR UPDATE OF tenant_id, agent_id, task_id ON public.agent_inbox_items FOR EACH ROW EXECUTE FUNCTION dispatcher.tenant_of_agent_inbox_items();
+
+CREATE TRIGGER dispatcher_tenant AFTER INSERT OR UPDATE OF tenant_id, agent_id ON public.agent_resumptions FOR EACH ROW EXECUTE FUNCTION dispatcher.tenant_of_agent_resumptions();
+
+CREATE TRIGGER dispatcher_tenant AFTER INSERT OR UPDATE OF tenant_id, agent_id, gateway_id ON public.agent_usage FOR EACH ROW EXECUTE FUNCTION dispatcher.tenant_of_agent_usage();
+
+CREATE TRIGGER dispatcher_tenant AFTER INSERT OR UPDATE OF tenant_id, agent_id ON public.agent_wake_state FOR EACH ROW EXECUTE FUNCTION dispatcher.tenant_of_agent_wake_state();
+
+CREATE TRIGGER dispatcher_tenant AFTER INSERT OR UPDATE OF tenant_id, agent_id, gateway_id, instance_id, workflow_run_id ON public.agent_wakes FOR EACH ROW EXECUTE FUNCTION dispatcher.tenant_of_agent_wakes();
+
+CREATE TRIGGER dispatcher_tenant AFTER INSERT OR UPDATE OF tenant_id, gateway_id, reports_to_id ON public.agents FOR EACH ROW EXECUTE FUNCTION dispatcher.tenant_of_agents();
+
+CREATE TRIGGER dispatcher_tenant AFTER INSERT OR UPDATE OF tenant_id, budget_id ON public.budget_events FOR EACH ROW EXECUTE FUNCTION dispatcher.tenant_of_budget_events();
+
+CREATE TRIGGER dispatcher_tenant AFTER INSERT OR UPDATE OF tenant_id, gateway_id ON public.dispatcher_faults FOR EACH ROW EXECUTE FUNCTION dispatcher.tenant_of_dispatcher_faults();
+
+CREATE TRIGGER dispatcher_tenant AFTER INSERT OR UPDATE OF tenant_id, gateway_id ON public.dispatcher_gateways FOR EACH ROW EXECUTE FUNCTION dispatcher.tenant_of_dispatcher_gateways();
+
+CREATE TRIGGER dispatcher_tenant AFTER INSERT OR UPDATE OF tenant_id, gateway_id ON public.dispatcher_instances FOR EACH ROW EXECUTE FUNCTION dispatcher.tenant_of_dispatcher_instances();
+
+CREATE TRIGGER dispatcher_tenant AFTER INSERT OR UPDATE OF tenant_id, instance_id ON public.dispatcher_settings FOR EACH ROW EXECUTE FUNCTION dispatcher.tenant_of_dispatcher_settings();
+
+CREATE TRIGGER dispatcher_tenant AFTER INSERT OR UPDATE OF tenant_id, item_id, agent_id, wake_id ON public.inbox_item_leases FOR EACH ROW EXECUTE FUNCTION dispatcher.tenant_of_inbox_item_leases();
+
+CREATE TRIGGER dispatcher_tenant AFTER INSERT OR UPDATE OF tenant_id, item_id ON public.inbox_item_marks FOR EACH ROW EXECUTE FUNCTION dispatcher.tenant_of_inbox_item_marks();
+
+CREATE TRIGGER dispatcher_tenant AFTER INSERT OR UPDATE OF tenant_id, item_id, wake_id, from_agent_id ON public.inbox_item_origins FOR EACH ROW EXECUTE FUNCTION dispatcher.tenant_of_inbox_item_origins();
+
+CREATE TRIGGER dispatcher_tenant AFTER INSERT OR UPDATE OF tenant_id, actor_agent_id ON public.notifications FOR EACH ROW EXECUTE FUNCTION dispatcher.tenant_of_notifications();
+
+CREATE TRIGGER dispatcher_tenant AFTER INSERT OR UPDATE OF tenant_id, source_task_id, target_task_id ON public.task_relations FOR EACH ROW EXECUTE FUNCTION dispatcher.tenant_of_task_relations();
+
+CREATE TRIGGER dispatcher_tenant AFTER INSERT OR UPDATE OF tenant_id, parent_id, assignee_agent_id ON public.tasks FOR EACH ROW EXECUTE FUNCTION dispatcher.tenant_of_tasks();
+
+CREATE TRIGGER dispatcher_tenant AFTER INSERT OR UPDATE OF tenant_id, run_id ON public.workflow_approvals FOR EACH ROW EXECUTE FUNCTION dispatcher.tenant_of_workflow_approvals();
+
+CREATE TRIGGER dispatcher_tenant AFTER INSERT OR UPDATE OF tenant_id, run_id, wake_id ON public.workflow_claims FOR EACH ROW EXECUTE FUNCTION dispatcher.tenant_of_workflow_claims();
+
+CREATE TRIGGER dispatcher_tenant AFTER INSERT OR UPDATE OF tenant_id, run_id, gateway_id ON public.workflow_notifications FOR EACH ROW EXECUTE FUNCTION dispatcher.tenant_of_workflow_notifications();
+
+CREATE TRIGGER dispatcher_tenant AFTER INSERT OR UPDATE OF tenant_id, run_id, wake_id ON public.workflow_respawns FOR EACH ROW EXECUTE FUNCTION dispatcher.tenant_of_workflow_respawns();
+
+CREATE TRIGGER dispatcher_tenant AFTER INSERT OR UPDATE OF tenant_id, run_id ON public.workflow_run_events FOR EACH ROW EXECUTE FUNCTION dispatcher.tenant_of_workflow_run_events();
+
+CREATE TRIGGER dispatcher_tenant AFTER INSERT OR UPDATE OF tenant_id, wake_id ON public.workflow_runs FOR EACH ROW EXECUTE FUNCTION dispatcher.tenant_of_workflow_runs();
+
 CREATE TRIGGER workflow_agent_routing_insert_hint AFTER INSERT ON public.workflow_agent_routing REFERENCING NEW TABLE AS new_rules FOR EACH STATEMENT EXECUTE FUNCTION dispatcher.hint_workflow_rules();
 
 CREATE TRIGGER workflow_agent_routing_update_hint AFTER UPDATE ON public.workflow_agent_routing REFERENCING NEW TABLE AS new_rules FOR EACH STATEMENT EXECUTE FUNCTION dispatcher.hint_workflow_rules();
@@ -10678,6 +11213,9 @@ GRANT ALL ON FUNCTION dispatcher.give_up_spent_items(p_sweeper dispatcher.claima
 REVOKE ALL ON FUNCTION dispatcher.granted_rights() FROM PUBLIC;
 GRANT ALL ON FUNCTION dispatcher.granted_rights() TO service_role;
 
+REVOKE ALL ON FUNCTION dispatcher.guard_tenant(p_table text, p_is_ours boolean, VARIADIC p_references text[]) FROM PUBLIC;
+GRANT ALL ON FUNCTION dispatcher.guard_tenant(p_table text, p_is_ours boolean, VARIADIC p_references text[]) TO service_role;
+
 REVOKE ALL ON FUNCTION dispatcher.guard_workflow_transition() FROM PUBLIC;
 GRANT ALL ON FUNCTION dispatcher.guard_workflow_transition() TO service_role;
 
@@ -11328,6 +11866,78 @@ GRANT ALL ON FUNCTION dispatcher.tell_of_money(p_tick dispatcher.tick, p_money d
 
 REVOKE ALL ON FUNCTION dispatcher.tell_often_woken(p_sweeper dispatcher.claimant, p_limit integer) FROM PUBLIC;
 GRANT ALL ON FUNCTION dispatcher.tell_often_woken(p_sweeper dispatcher.claimant, p_limit integer) TO service_role;
+
+REVOKE ALL ON FUNCTION dispatcher.tenant_of_agent_budgets() FROM PUBLIC;
+GRANT ALL ON FUNCTION dispatcher.tenant_of_agent_budgets() TO service_role;
+
+REVOKE ALL ON FUNCTION dispatcher.tenant_of_agent_inbox_items() FROM PUBLIC;
+GRANT ALL ON FUNCTION dispatcher.tenant_of_agent_inbox_items() TO service_role;
+
+REVOKE ALL ON FUNCTION dispatcher.tenant_of_agent_resumptions() FROM PUBLIC;
+GRANT ALL ON FUNCTION dispatcher.tenant_of_agent_resumptions() TO service_role;
+
+REVOKE ALL ON FUNCTION dispatcher.tenant_of_agent_usage() FROM PUBLIC;
+GRANT ALL ON FUNCTION dispatcher.tenant_of_agent_usage() TO service_role;
+
+REVOKE ALL ON FUNCTION dispatcher.tenant_of_agent_wake_state() FROM PUBLIC;
+GRANT ALL ON FUNCTION dispatcher.tenant_of_agent_wake_state() TO service_role;
+
+REVOKE ALL ON FUNCTION dispatcher.tenant_of_agent_wakes() FROM PUBLIC;
+GRANT ALL ON FUNCTION dispatcher.tenant_of_agent_wakes() TO service_role;
+
+REVOKE ALL ON FUNCTION dispatcher.tenant_of_agents() FROM PUBLIC;
+GRANT ALL ON FUNCTION dispatcher.tenant_of_agents() TO service_role;
+
+REVOKE ALL ON FUNCTION dispatcher.tenant_of_budget_events() FROM PUBLIC;
+GRANT ALL ON FUNCTION dispatcher.tenant_of_budget_events() TO service_role;
+
+REVOKE ALL ON FUNCTION dispatcher.tenant_of_dispatcher_faults() FROM PUBLIC;
+GRANT ALL ON FUNCTION dispatcher.tenant_of_dispatcher_faults() TO service_role;
+
+REVOKE ALL ON FUNCTION dispatcher.tenant_of_dispatcher_gateways() FROM PUBLIC;
+GRANT ALL ON FUNCTION dispatcher.tenant_of_dispatcher_gateways() TO service_role;
+
+REVOKE ALL ON FUNCTION dispatcher.tenant_of_dispatcher_instances() FROM PUBLIC;
+GRANT ALL ON FUNCTION dispatcher.tenant_of_dispatcher_instances() TO service_role;
+
+REVOKE ALL ON FUNCTION dispatcher.tenant_of_dispatcher_settings() FROM PUBLIC;
+GRANT ALL ON FUNCTION dispatcher.tenant_of_dispatcher_settings() TO service_role;
+
+REVOKE ALL ON FUNCTION dispatcher.tenant_of_inbox_item_leases() FROM PUBLIC;
+GRANT ALL ON FUNCTION dispatcher.tenant_of_inbox_item_leases() TO service_role;
+
+REVOKE ALL ON FUNCTION dispatcher.tenant_of_inbox_item_marks() FROM PUBLIC;
+GRANT ALL ON FUNCTION dispatcher.tenant_of_inbox_item_marks() TO service_role;
+
+REVOKE ALL ON FUNCTION dispatcher.tenant_of_inbox_item_origins() FROM PUBLIC;
+GRANT ALL ON FUNCTION dispatcher.tenant_of_inbox_item_origins() TO service_role;
+
+REVOKE ALL ON FUNCTION dispatcher.tenant_of_notifications() FROM PUBLIC;
+GRANT ALL ON FUNCTION dispatcher.tenant_of_notifications() TO service_role;
+
+REVOKE ALL ON FUNCTION dispatcher.tenant_of_task_relations() FROM PUBLIC;
+GRANT ALL ON FUNCTION dispatcher.tenant_of_task_relations() TO service_role;
+
+REVOKE ALL ON FUNCTION dispatcher.tenant_of_tasks() FROM PUBLIC;
+GRANT ALL ON FUNCTION dispatcher.tenant_of_tasks() TO service_role;
+
+REVOKE ALL ON FUNCTION dispatcher.tenant_of_workflow_approvals() FROM PUBLIC;
+GRANT ALL ON FUNCTION dispatcher.tenant_of_workflow_approvals() TO service_role;
+
+REVOKE ALL ON FUNCTION dispatcher.tenant_of_workflow_claims() FROM PUBLIC;
+GRANT ALL ON FUNCTION dispatcher.tenant_of_workflow_claims() TO service_role;
+
+REVOKE ALL ON FUNCTION dispatcher.tenant_of_workflow_notifications() FROM PUBLIC;
+GRANT ALL ON FUNCTION dispatcher.tenant_of_workflow_notifications() TO service_role;
+
+REVOKE ALL ON FUNCTION dispatcher.tenant_of_workflow_respawns() FROM PUBLIC;
+GRANT ALL ON FUNCTION dispatcher.tenant_of_workflow_respawns() TO service_role;
+
+REVOKE ALL ON FUNCTION dispatcher.tenant_of_workflow_run_events() FROM PUBLIC;
+GRANT ALL ON FUNCTION dispatcher.tenant_of_workflow_run_events() TO service_role;
+
+REVOKE ALL ON FUNCTION dispatcher.tenant_of_workflow_runs() FROM PUBLIC;
+GRANT ALL ON FUNCTION dispatcher.tenant_of_workflow_runs() TO service_role;
 
 REVOKE ALL ON FUNCTION dispatcher.tick_of(p_instance_id uuid) FROM PUBLIC;
 GRANT ALL ON FUNCTION dispatcher.tick_of(p_instance_id uuid) TO service_role;

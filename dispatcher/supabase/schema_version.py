@@ -2,5 +2,5 @@
 
 from typing import Final
 
-REVISION: Final = 52
-FINGERPRINT: Final = "7738f718c5537b03fe91e306415efbd37d73bde2974c68a492ca20a497424efb"
+REVISION: Final = 53
+FINGERPRINT: Final = "bc6a78306a0309bf233c14259375b2f85389eb567d7faf3cc55e18bed4ba43f7"

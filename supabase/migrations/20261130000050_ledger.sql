@@ -157,6 +157,42 @@ comment on function dispatcher.publish_table(text) is
   'Adds a table to the publication of Realtime''s postgres_changes. Without the right to do so it warns: broadcasts '
   'need no publication.';
 
+create or replace function dispatcher.guard_tenant(p_table text, p_is_ours boolean, variadic p_references text[])
+    returns void
+language plpgsql volatile set search_path = ''
+as $$
+declare
+  v_name constant text := 'tenant_of_' || p_table;
+  v_columns text[] := array['tenant_id'];
+  v_body text := '';
+  v_reference text[];
+begin
+  for v_place in 1 .. cardinality(p_references) loop
+    v_reference := string_to_array(p_references[v_place], ' ');
+    v_columns := v_columns || v_reference[1];
+    v_body := v_body || format($body$
+  if new.%1$I is not null and (new.%1$I, new.tenant_id) is distinct from (old.%1$I, old.tenant_id)
+     and not exists (select from public.%2$I as named
+                      where named.id = new.%1$I and named.tenant_id = new.tenant_id) then
+    raise exception 'row of %%: its %1$s %% is not of its tenant %%', tg_table_name, new.%1$I, new.tenant_id
+      using errcode = 'OD020', hint = 'A row may name rows of %2$s of its own tenant alone.';
+  end if;$body$, v_reference[1], v_reference[2]);
+  end loop;
+  execute format('create or replace function dispatcher.%I() returns trigger language plpgsql volatile '
+                 'set search_path = %L as %L', v_name, '', 'begin' || v_body || E'\n  return null;\nend');
+  execute format('comment on function dispatcher.%I() is %L', v_name,
+                 format('Refuses (OD020) a row of %s that names a row of another tenant.', p_table));
+  if p_is_ours then
+    execute format('create or replace trigger dispatcher_tenant after insert or update of %s on public.%I for each row '
+                   'execute function dispatcher.%I()',
+                   (select string_agg(quote_ident(name), ', ') from unnest(v_columns) as name), p_table, v_name);
+  end if;
+end
+$$;
+comment on function dispatcher.guard_tenant(text, boolean, text[]) is
+  'Has a table refuse rows that name a row of another tenant. p_references: column and table, as in "agent_id agents". '
+  'On a table of YourHQ''s there is no trigger (p_is_ours is false): there such rows do not count.';
+
 create or replace function dispatcher.is_secret(p_column text) returns boolean
 language sql immutable parallel safe set search_path = ''
 as $$

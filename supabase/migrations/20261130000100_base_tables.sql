@@ -285,10 +285,12 @@ begin
       create or replace function public.current_tenant_id() returns uuid
       language sql stable set search_path = ''
       as $body$
-        -- YourHQ's claim. One at the top of a token is somebody else's. Without it: the all-zero tenant.
-        select coalesce(nullif(nullif(current_setting('request.jwt.claims', true), '')::jsonb
-                                 #>> '{app_metadata,tenant_id}', '')::uuid,
-                        '00000000-0000-0000-0000-000000000000'::uuid)
+        -- YourHQ's claim. One at the top of a token is somebody else's. Without it: the all-zero tenant. One that is
+        -- no id is no tenant's, and sees nothing.
+        select case when claim.value is null then '00000000-0000-0000-0000-000000000000'::uuid
+                    when claim.value ~ '^[0-9a-fA-F]{8}(-[0-9a-fA-F]{4}){3}-[0-9a-fA-F]{12}$' then claim.value::uuid end
+          from (select nullif(nullif(current_setting('request.jwt.claims', true), '')::jsonb
+                                #>> '{app_metadata,tenant_id}', '') as value) as claim
       $body$
     $f$;
     revoke execute on function public.current_tenant_id() from public, anon;
@@ -374,6 +376,16 @@ begin
   end if;
 end
 $$;
+
+select dispatcher.guard_tenant(guarded.name, dispatcher.owns('public.' || guarded.name), variadic guarded.columns)
+  from (values
+    ('agents', array['gateway_id gateways', 'reports_to_id agents']),
+    ('tasks', array['parent_id tasks', 'assignee_agent_id agents']),
+    ('task_relations', array['source_task_id tasks', 'target_task_id tasks']),
+    ('agent_inbox_items', array['agent_id agents', 'task_id tasks']),
+    ('agent_budgets', array['agent_id agents']),
+    ('agent_usage', array['agent_id agents', 'gateway_id gateways']),
+    ('notifications', array['actor_agent_id agents'])) as guarded (name, columns);
 
 do $$
 declare

@@ -229,6 +229,18 @@ drop index if exists public.agent_inbox_items_leased;
 drop index if exists public.agent_inbox_items_failed;
 drop index if exists public.agent_inbox_items_open;
 
+select dispatcher.guard_tenant('dispatcher_gateways', true, 'gateway_id gateways');
+select dispatcher.guard_tenant('dispatcher_instances', true, 'gateway_id gateways');
+select dispatcher.guard_tenant('dispatcher_settings', true, 'instance_id dispatcher_instances');
+select dispatcher.guard_tenant('agent_wake_state', true, 'agent_id agents');
+select dispatcher.guard_tenant('inbox_item_leases', true, 'item_id agent_inbox_items', 'agent_id agents',
+                               'wake_id agent_wakes');
+select dispatcher.guard_tenant('inbox_item_origins', true, 'item_id agent_inbox_items', 'wake_id agent_wakes',
+                               'from_agent_id agents');
+select dispatcher.guard_tenant('agent_resumptions', true, 'agent_id agents');
+select dispatcher.guard_tenant('inbox_item_marks', true, 'item_id agent_inbox_items');
+select dispatcher.guard_tenant('dispatcher_faults', true, 'gateway_id gateways');
+
 do $$
 declare
   v_table text;

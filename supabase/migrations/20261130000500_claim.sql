@@ -569,7 +569,7 @@ exception when others then
   -- What its row raises concerns it alone: the claims of the others, and what was reported with them, stand.
   if dispatcher.must_abort(sqlstate) then raise; end if;
   perform dispatcher.note_fault(agent.tenant_id, agent.gateway_id, 'waitlist', format('%s (%s)', sqlerrm, sqlstate))
-     from public.agents as agent where agent.id = p_agent_id;
+     from dispatcher.agents as agent where agent.id = p_agent_id;
 end
 $$;
 comment on function dispatcher.set_off_waitlist(uuid) is

@@ -471,6 +471,16 @@ begin
 end
 $$;
 
+select dispatcher.guard_tenant('agent_wakes', true, 'agent_id agents', 'gateway_id gateways',
+                               'instance_id dispatcher_instances', 'workflow_run_id workflow_runs');
+select dispatcher.guard_tenant('workflow_runs', true, 'wake_id agent_wakes');
+select dispatcher.guard_tenant('workflow_run_events', true, 'run_id workflow_runs');
+select dispatcher.guard_tenant('workflow_claims', true, 'run_id workflow_runs', 'wake_id agent_wakes');
+select dispatcher.guard_tenant('workflow_notifications', true, 'run_id workflow_runs', 'gateway_id gateways');
+select dispatcher.guard_tenant('workflow_respawns', true, 'run_id workflow_runs', 'wake_id agent_wakes');
+select dispatcher.guard_tenant('workflow_approvals', true, 'run_id workflow_runs');
+select dispatcher.guard_tenant('budget_events', true, 'budget_id budgets');
+
 do $$
 declare
   v_table text;

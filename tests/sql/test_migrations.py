@@ -63,7 +63,20 @@ def test_psql_applies_them_twice(empty_database: Database, yourhq: bool) -> None
     assert [row for row in before if row not in once] == []
 
 
+TABLES_OF_YOURHQ = (
+    "agent_budgets",
+    "agent_inbox_items",
+    "agent_usage",
+    "agents",
+    "notifications",
+    "task_relations",
+    "tasks",
+)
+
+
 def test_both_ways_lead_to_the_same_functions_and_tables(database: Database, yourhq_database: Database) -> None:
     ours = {(row["kind"], row["name"]) for row in objects(database) if row["kind"] in ("function", "trigger")}
     theirs = {(row["kind"], row["name"]) for row in objects(yourhq_database)}
-    assert ours - theirs == set()
+    # A table of YourHQ's takes a row that names another tenant's, as ever; it does not count.
+    refused = {("trigger", f"{name}.dispatcher_tenant") for name in TABLES_OF_YOURHQ}
+    assert ours - theirs == refused

@@ -142,7 +142,7 @@ def test_c36_items_nobody_may_take_now_are_no_backlog(
         "update agent_inbox_items set created_at = now() - interval '2 days' where agent_slug = 'idle'"
     )
     elsewhere = seed.insert("tenants", id=uuid.uuid4(), slug="b", name="B")["id"]
-    seed.item("ada", tenant_id=elsewhere)
+    seed.crossed_item("ada", elsewhere)
     backlog = daemon.call("dispatcher_gauges", p_instance_id=daemon.id)["backlog"]
     assert (backlog["items"], backlog["over_1h"], backlog["waiting_for_paused"]) == (2, 0, 3)
     assert backlog["oldest_seconds"] < 60

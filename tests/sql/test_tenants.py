@@ -15,6 +15,8 @@ import pytest
 from psycopg import sql
 
 from dispatcher.local.postgres import PostgresServer
+from dispatcher.supabase.migrate import apply_migrations
+from tests.conftest import MIGRATIONS
 from tests.sql.conftest import Dispatcher
 from tests.support.database import Connection, Database, cloned
 from tests.support.seed import DEFAULT_TENANT, Seed
@@ -79,7 +81,8 @@ def test_s11_functions_read_tables_of_yourhqs_through_their_views_alone(database
     for row in database.rows(sources):
         for found in reads.finditer(row["prosrc"]):
             bound = re.split(r"\b(?:from|join)\b", found[2])[0]
-            if row["proname"] not in HOT or ("tenant_id" not in bound and found[1] != "public.agents"):
+            is_known = row["proname"] in HOT or row["proname"].startswith("tenant_of_")  # the triggers that refuse
+            if not is_known or ("tenant_id" not in bound and found[1] != "public.agents"):
                 past.add((row["proname"], found[1]))
     # What YourHQ's own callers call is theirs, also where we made it.
     assert {name for name, _ in past} <= {"lease_inbox_item", "complete_inbox_item", "fail_inbox_item"}
@@ -151,6 +154,98 @@ def plant(crossed: Database, reference: Reference) -> None:
         values = {"column": sql.Literal(reference.column), "a": sql.Literal(A), "b": sql.Literal(B)}
         copied = connection.execute(sql.SQL(query).format(**names, **values)).rowcount
     assert copied > 0, reference
+
+
+def fill_the_rest(world: Database, side: Side) -> None:
+    """Rows in the tables that populate() leaves empty."""
+    seed = Seed(world)
+    mine = {"tenant_id": side.tenant}
+    seed.insert("dispatcher_faults", **mine, gateway_id=side.gateway_id, side_write="s", error="e")
+    seed.insert("agent_resumptions", **mine, agent_id=side.agents["idle"])
+    sender = {"from_agent_id": side.agents["busy"], "wake_id": side.wake}
+    seed.insert("inbox_item_origins", **mine, item_id=side.items["fresh"], **sender)
+    seed.insert("workflow_respawns", **mine, run_id=side.runs["silent"], attempt=1, wake_id=side.wake, session_id="s")
+    seed.insert("workflow_approvals", **mine, run_id=side.runs["running"], step_name="s")
+    seed.insert("budget_events", **mine, budget_id=side.budget, period_key="k", event_kind="warned")
+    state = {"from_status": "queued", "to_status": "dispatched", "attempt": 1}
+    seed.insert("workflow_run_events", **mine, run_id=side.runs["dispatched"], **state)
+
+
+# Columns without a foreign key, for whoever writes the row must not wait for what they name.
+WITHOUT_KEY: Final = [
+    Reference("workflow_runs", "wake_id", "agent_wakes"),
+    Reference("workflow_claims", "wake_id", "agent_wakes"),
+    Reference("workflow_run_events", "run_id", "workflow_runs"),
+]
+COPY: Final = """
+    insert into public.{relation} overriding system value
+    select (jsonb_populate_record(null::public.{relation}, kept.row || jsonb_build_object({column}::text, %s::uuid))).*
+      from kept limit 1"""
+
+
+def is_refused(connection: Connection, reference: Reference, named: uuid.UUID) -> bool:
+    """Whether a row of B's, written anew, may not name that row."""
+    names = {"relation": sql.Identifier(reference.relation), "column": sql.Literal(reference.column)}
+    try:
+        with connection.transaction():
+            connection.execute(sql.SQL(COPY).format(**names), [named])
+    except psycopg.Error as error:
+        if error.sqlstate == "OD020":
+            return True
+        raise
+    return False
+
+
+def test_s2_s3_s11_a_table_of_ours_refuses_a_row_that_names_another_tenant(
+    cluster: PostgresServer, migrated_template: str, yourhq_template: str
+) -> None:
+    """For every foreign key the catalog has, so that a new table is taken up by itself. YourHQ's own are theirs."""
+    for template in (migrated_template, yourhq_template):
+        with cloned(cluster, template) as database:
+            sides = populate(database)
+            fill_for_both(database, sides)
+            fill_the_rest(database, sides["a"])
+            fill_the_rest(database, sides["c"])
+            ours = [row["name"] for row in database.rows("select name from dispatcher.owned_objects")]
+            found = {one: refuses(database, one) for one in references(database) + WITHOUT_KEY}
+            assert len(found) > 25
+            expected = {one: f"public.{one.relation}" in ours or one.relation not in YOURHQS for one in found}
+            assert {one: refused for one, refused in found.items() if refused != expected[one]} == {}
+
+
+def refuses(database: Database, reference: Reference) -> bool:
+    """Whether a row of B's that is written anew may not name a row of A's, while it may name one of B's."""
+    connection = database.connect(autocommit=False)
+    names = {"relation": sql.Identifier(reference.relation), "column": sql.Identifier(reference.column)}
+
+    def run(query: str, *values: object) -> psycopg.Cursor[dict[str, Any]]:
+        text = sql.SQL(query).format(target=sql.Identifier(reference.target), **names)
+        return connection.execute(text, values or None)
+
+    [of_a, of_b] = [
+        run("select id from public.{target} where tenant_id = %s limit 1", tenant).fetchall()[0]["id"]
+        for tenant in (A, B)
+    ]
+    run("set session_replication_role = replica")
+    run("create temp table kept (row jsonb) on commit drop")
+    run("insert into kept select to_jsonb(one) from public.{relation} as one where tenant_id = %s", B)
+    # A copy must differ from what stands there by its tenants alone.
+    run("delete from public.{relation} where tenant_id = %s or {column} = %s", B, of_a)
+    if reference.relation == reference.target:
+        back = (
+            "jsonb_populate_record(null::public.{relation}, row || jsonb_build_object('id', %s::uuid, 'slug', 'back'))"
+        )
+        run(f"insert into public.{{relation}} select ({back}).* from kept limit 1", of_b)
+        run("update kept set row = row || jsonb_build_object('id', gen_random_uuid(), 'slug', 'copy')")
+    run("set session_replication_role = origin")
+    assert not is_refused(connection, reference, of_b), reference
+    run("set session_replication_role = replica")
+    run("delete from public.{relation} where tenant_id = %s and {column} = %s", B, of_b)
+    run("set session_replication_role = origin")
+    refused = is_refused(connection, reference, of_a)
+    connection.rollback()
+    connection.close()
+    return refused
 
 
 TIME: Final = re.compile(r"\d{4}-\d\d-\d\d[T ]\d\d:\d\d:\d\d\S*")
@@ -325,3 +420,17 @@ def test_s2_a_user_reaches_no_agent_of_another_tenant(cluster: PostgresServer, y
         assert leased["items"] == []
         [bobs] = daemon.call("lease_inbox_items", p_tenant_id=B, p_agent_slug="bob")["items"]
         assert bobs["summary"] == "injected"
+
+
+@pytest.mark.own_database
+def test_s6_a_database_of_an_earlier_build_reads_the_right_claim_once_migrated(database: Database) -> None:
+    """There every signed-in user was taken for the default tenant."""
+    database.execute(
+        "create or replace function current_tenant_id() returns uuid language sql stable set search_path = '' as"
+        " $$ select coalesce((nullif(current_setting('request.jwt.claims', true), '')::jsonb ->> 'tenant_id')::uuid,"
+        " '00000000-0000-0000-0000-000000000000') $$"
+    )
+    user = database.connect("authenticated", {"app_metadata": {"tenant_id": str(B)}})
+    assert user.execute("select public.current_tenant_id() as tenant").fetchall() == [{"tenant": A}]
+    apply_migrations(database.url, MIGRATIONS)
+    assert user.execute("select public.current_tenant_id() as tenant").fetchall() == [{"tenant": B}]

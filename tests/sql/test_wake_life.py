@@ -744,7 +744,7 @@ class TestReviewed:
     ) -> None:
         agent = seed.agent("ada")
         theirs = seed.tenant("theirs")
-        item = seed.item(agent, tenant_id=theirs, created_at=datetime.now(UTC) - timedelta(hours=50))
+        item = seed.crossed_item(agent, theirs, created_at=datetime.now(UTC) - timedelta(hours=50))
         daemon = dispatcher()
         assert daemon.claim(agent, item)["skip_reason"] == "no_actionable_work"
         answer = daemon.sweep(limit=2)

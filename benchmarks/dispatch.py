@@ -147,6 +147,7 @@ def bare_per_second(url: str, admin: Connection, runs: int) -> float:
 def fill(admin: Connection, finished: int, queued: int, budgets: int) -> None:
     """A month of finished runs of 50 agents, a long queue, and budgets of every scope and period."""
     admin.execute("delete from workflow_runs")
+    admin.execute("truncate workflow_bookings")  # what was spent outlives its run
     admin.execute(
         """insert into agent_profiles (agent_id, department_id)
            select 'agent-' || number, 'department-' || number % 10 from generate_series(0, 49) as number on conflict do nothing"""

@@ -7665,7 +7665,7 @@ CREATE FUNCTION dispatcher.with_spend(p_tenant_id uuid, p_budgets dispatcher.eva
     from unnest(p_budgets) as budget
     left join dispatcher.workflow_spend(
            p_tenant_id, array(select distinct one.starts_at from unnest(p_budgets) as one
-               where one.starts_at is not null)) as spend
+               where one.starts_at is not null order by one.starts_at)) as spend
       on spend.starts_at = budget.starts_at and spend.scope = budget.scope
           and coalesce(spend.scope_id, '') = coalesce(budget.scope_id, '')
 $$;
@@ -7793,30 +7793,26 @@ COMMENT ON FUNCTION dispatcher.workflow_run_json(p_run public.workflow_runs) IS 
 CREATE FUNCTION dispatcher.workflow_spend(p_tenant_id uuid, p_starts timestamp with time zone[]) RETURNS TABLE(starts_at timestamp with time zone, scope text, scope_id text, settled_usd numeric, settled_tokens numeric, reserved_usd numeric, reserved_tokens numeric)
     LANGUAGE sql STABLE
     SET search_path TO ''
+    SET work_mem TO '32MB'
     AS $$
-  -- The books are read once: each booking falls behind the last of the moments (in their order) it is not before.
-  with starts as (
-    select array_agg(moment order by moment) as moments
-      from (select distinct moment from unnest(p_starts) as moment where moment is not null) as given
-  ), booked as (
-    select width_bucket(booking.at, starts.moments) as place, booking.agent_id, booking.workflow_type,
+  -- The books are read once: each booking falls behind the last of the moments it is not before. With the usual work_mem
+  -- they would be sorted on disk for that.
+  with booked as (
+    select width_bucket(booking.at, p_starts) as place, booking.agent_id, booking.workflow_type,
            sum(booking.cost_usd) as usd, sum(booking.tokens) as tokens
-      from starts
-      join public.workflow_bookings as booking on booking.tenant_id = p_tenant_id
-       and booking.at >= starts.moments[1]
+      from public.workflow_bookings as booking
+     where booking.tenant_id = p_tenant_id and booking.at >= p_starts[1]
      group by 1, 2, 3
   ), spent as (
     select period.starts_at, booked.agent_id, booked.workflow_type, booked.usd as settled_usd,
            booked.tokens as settled_tokens, 0::numeric as reserved_usd, 0::numeric as reserved_tokens
-      from starts
-      cross join unnest(starts.moments) with ordinality as period (starts_at, place)
+      from unnest(p_starts) with ordinality as period (starts_at, place)
       join booked on booked.place >= period.place
     union all
     -- What an open run has not reported of its reservation belongs to every running period: it will be booked in it. A
     -- held run is open: what it reserves must be there when it goes on.
     select period.starts_at, open.agent_id, open.workflow_type, 0, 0, open.usd, open.tokens
-      from starts
-      cross join unnest(starts.moments) as period (starts_at)
+      from unnest(p_starts) as period (starts_at)
       cross join (
         select run.owner_agent_id as agent_id, run.workflow_type,
                sum(greatest(coalesce(dispatcher.known_cost(run.reserved_usd), 0) - dispatcher.booked_usd(run),
@@ -7840,7 +7836,7 @@ CREATE FUNCTION dispatcher.workflow_spend(p_tenant_id uuid, p_starts timestamp w
                            (spent.starts_at, spent.workflow_type), (spent.starts_at))
 $$;
 
-COMMENT ON FUNCTION dispatcher.workflow_spend(p_tenant_id uuid, p_starts timestamp with time zone[]) IS 'What is booked for every agent, department, project and the fleet since each of the given moments, and what their open runs reserve beyond that: one pass over the books, whatever the number of budgets and periods.';
+COMMENT ON FUNCTION dispatcher.workflow_spend(p_tenant_id uuid, p_starts timestamp with time zone[]) IS 'What is booked for every agent, department, project and the fleet since each of the given moments (each once, in their order), and what their open runs reserve beyond that: one pass over the books, whatever the number of budgets and periods.';
 
 CREATE FUNCTION dispatcher.workflow_timeout_minutes(p_tenant_id uuid, p_workflow_type text) RETURNS integer
     LANGUAGE sql STABLE
@@ -8360,7 +8356,7 @@ begin
   exception when lock_not_available then
     null;  -- Which revision this is must be told all the same.
   end;
-  return jsonb_build_object('revision', 53, 'fingerprint', 'bc6a78306a0309bf233c14259375b2f85389eb567d7faf3cc55e18bed4ba43f7', 'drift', v_drift);
+  return jsonb_build_object('revision', 53, 'fingerprint', 'd41acbdd47b2e921854f32d86ac0a5d3e01115c0b2c5aace4acc22840e85fe72', 'drift', v_drift);
 end
 $$;
 

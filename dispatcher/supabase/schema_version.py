@@ -3,4 +3,4 @@
 from typing import Final
 
 REVISION: Final = 53
-FINGERPRINT: Final = "bc6a78306a0309bf233c14259375b2f85389eb567d7faf3cc55e18bed4ba43f7"
+FINGERPRINT: Final = "d41acbdd47b2e921854f32d86ac0a5d3e01115c0b2c5aace4acc22840e85fe72"

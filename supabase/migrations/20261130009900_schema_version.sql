@@ -1109,7 +1109,7 @@ as $expected$
     ('function', 'dispatcher.warm_insert()', '6d2711b78807f62f314bf5545f5a1738', null),
     ('function', 'dispatcher.with_error(dispatcher.evaluated_budget[],text)', 'ce323cbca2dadd6aaa7984c67d1371fc', null),
     ('function', 'dispatcher.with_estimates(public.workflow_runs)', '13d3a0e4a1233565d0b8f48319e935ab', null),
-    ('function', 'dispatcher.with_spend(uuid,dispatcher.evaluated_budget[])', 'fd87081a73eafad7780b42efbeeb93f8', null),
+    ('function', 'dispatcher.with_spend(uuid,dispatcher.evaluated_budget[])', '0ab9488a9fe7665330f3bd2ef0f49aa2', null),
     ('function', 'dispatcher.workflow_actor()', 'ba18fa1d6b4f4c9f31497be6b60c4b1a', null),
     ('function', 'dispatcher.workflow_age_points(timestamp with time zone,timestamp with time zone)', 'b66924ae85aa05ae2b87e0122cbbdf45', null),
     ('function', 'dispatcher.workflow_answer(text,public.workflow_runs)', '299916fac47587cb991a56a6581e3c77', null),
@@ -1118,7 +1118,7 @@ as $expected$
     ('function', 'dispatcher.workflow_estimates(uuid)', '0b82ee4f09a9a5609ecf906968814172', null),
     ('function', 'dispatcher.workflow_period(text,text,timestamp with time zone)', '519e76cecf8ae8371c0aa4ca0074a0af', null),
     ('function', 'dispatcher.workflow_run_json(public.workflow_runs)', '2362339a1d47ee7558bd2326e87947f3', null),
-    ('function', 'dispatcher.workflow_spend(uuid,timestamp with time zone[])', 'c5fae3310db8606c8785000721bb7708', null),
+    ('function', 'dispatcher.workflow_spend(uuid,timestamp with time zone[])', '2cf68dfccfa8d9c904604cfef86b53f8', null),
     ('function', 'dispatcher.workflow_timeout_minutes(uuid,text)', '93f75e3ae2d2056738e7cba04e0f998c', null),
     ('function', 'dispatcher.workflow_usage_values(jsonb)', '333def7b0f747eacfaef9d6e81c7e937', null),
     ('function', 'dispatcher.write_respawn(dispatcher.claimant,public.workflow_runs,uuid,uuid)', 'dbd647647b2ebae0d181a8b5a8b69a32', null),
@@ -2072,7 +2072,7 @@ begin
   exception when lock_not_available then
     null;  -- Which revision this is must be told all the same.
   end;
-  return jsonb_build_object('revision', 53, 'fingerprint', 'bc6a78306a0309bf233c14259375b2f85389eb567d7faf3cc55e18bed4ba43f7', 'drift', v_drift);
+  return jsonb_build_object('revision', 53, 'fingerprint', 'd41acbdd47b2e921854f32d86ac0a5d3e01115c0b2c5aace4acc22840e85fe72', 'drift', v_drift);
 end
 $$;
 comment on function public.dispatcher_schema() is
@@ -2087,7 +2087,7 @@ select dispatcher.drop_retired_objects();
 
 select dispatcher.restrict_functions(array['dispatcher_schema']);
 select dispatcher.mend_rights();
-select dispatcher.record_definitions('bc6a78306a0309bf233c14259375b2f85389eb567d7faf3cc55e18bed4ba43f7');
+select dispatcher.record_definitions('d41acbdd47b2e921854f32d86ac0a5d3e01115c0b2c5aace4acc22840e85fe72');
 
 notify pgrst, 'reload schema';
 commit;

@@ -749,7 +749,7 @@ def test_neither_runs_nor_types_nor_budgets_add_a_statement(runs: Workflows) -> 
     many, batch = statements_of_a_tick(runs, 1), statements_of_a_tick(runs, 10)
     assert {text: times for text, times in many.items() if times != few[text]} == {}
     # The books are read once for the hard stops, which come first, and once for what goes out.
-    assert [times for text, times in batch.items() if "with starts as" in text] == [2]
+    assert [times for text, times in batch.items() if "with booked as" in text] == [2]
     assert {text: times for text, times in batch.items() if times > 10 * few[text]} == {}
 
 

@@ -202,7 +202,7 @@ class Daemon:
             environ,
             "",
             passthrough=settings.agent_env_passthrough,
-            secrets=[settings.supabase_service_role_key.get_secret_value()],
+            secrets=settings.secret_values(),
             openclaw=state_environment(environ, settings.openclaw_home, config_path),
         )
 

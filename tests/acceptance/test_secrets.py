@@ -22,6 +22,7 @@ from dispatcher.local.stub import StubAgent
 from tests.acceptance.conftest import StartDaemon, settings_for
 from tests.acceptance.test_metrics import free_port
 from tests.support.daemon import PROGRAM, DaemonProcess, base_environment
+from tests.support.gateway import ScriptedGateway, scripted_gateway
 from tests.support.network import ForwardProxy, running
 from tests.support.seed import Seed
 from tests.support.waiting import wait_until
@@ -65,7 +66,7 @@ class Search:
     def look_at_files(self, folder: Path) -> None:
         """Every file below, but those that an operator or test has put a key into."""
         for path in folder.rglob("*"):
-            if path.is_file() and path.name not in {"gateway.env", "openclaw.orders.json"}:
+            if path.is_file() and path.name not in {"gateway.env", "openclaw.json", "openclaw.orders.json"}:
                 self.look(path.name, path.read_bytes())
 
 
@@ -77,7 +78,19 @@ def proxy(api: Api) -> Iterator[ForwardProxy]:
 
 
 @pytest.fixture
-def settings(api: Api, stub_agent: StubAgent, proxy: ForwardProxy, tmp_path: Path) -> dict[str, str]:
+def gateway(tmp_path: Path) -> Iterator[ScriptedGateway]:
+    """OpenClaw's, whose token stands in openclaw.json."""
+    with scripted_gateway() as started:
+        started.token = GATEWAY_TOKEN
+        (tmp_path / "openclaw").mkdir()
+        (tmp_path / "openclaw" / "openclaw.json").write_text(json.dumps(started.config()))
+        yield started
+
+
+@pytest.fixture
+def settings(
+    api: Api, stub_agent: StubAgent, proxy: ForwardProxy, gateway: ScriptedGateway, tmp_path: Path
+) -> dict[str, str]:
     """Secrets stand in gateway.env alone, so that the environment of the daemon has none to begin with."""
     settings = settings_for(api, stub_agent)
     secrets = {name: settings.pop(name) for name in ("SUPABASE_URL", "SUPABASE_SERVICE_ROLE_KEY")}
@@ -97,15 +110,17 @@ def settings(api: Api, stub_agent: StubAgent, proxy: ForwardProxy, tmp_path: Pat
     }
 
 
+@pytest.mark.timeout(300)  # two dozen commands
 def test_no_secret_is_in_anything_that_is_written_shown_or_handed_on(
     api: Api, seed: Seed, stub_agent: StubAgent, settings: dict[str, str], tmp_path: Path
 ) -> None:
-    search = Search(forms_of(api.keys.service_role_key) | forms_of(PASSWORD))
+    search = Search(forms_of(api.keys.service_role_key) | forms_of(PASSWORD) | forms_of(GATEWAY_TOKEN))
     seed.agent("ada")
     stub_agent.order(mode="hang")
     daemon = DaemonProcess(tmp_path / "daemon", settings)
     try:
         daemon.ready()
+        daemon.wait_for("gateway.linked")
         seed.item("ada")
         daemon.wait_for("wake.started")
         live_through_trouble(api, daemon)
@@ -178,12 +193,13 @@ def printed(daemon: DaemonProcess, arguments: list[str], **wrong: str) -> str:
 
 
 def test_an_agents_environment_has_no_secret_of_the_daemons_whatever_its_name(
-    api: Api, seed: Seed, stub_agent: StubAgent, start_daemon: StartDaemon
+    api: Api, seed: Seed, stub_agent: StubAgent, start_daemon: StartDaemon, proxy: ForwardProxy
 ) -> None:
     """Names that are passed on with the key in them; what OpenClaw itself needs is passed on."""
     seed.agent("ada")
     key = api.keys.service_role_key
     handed = {"OPENCLAW_NOTE": f"key={key}", "LC_KEY": key, "http_proxy": f"http://u:{PASSWORD}@h", "XDG_X": f"a{key}"}
+    handed |= {"REALTIME_PROXY": f"http://user:{PASSWORD}@127.0.0.1:{proxy.port}", "OPENCLAW_PROXY_NOTE": PASSWORD}
     daemon = start_daemon(**handed, OPENCLAW_GATEWAY_TOKEN=GATEWAY_TOKEN).ready()
     seed.item("ada")
     daemon.wait_for("wake.started")

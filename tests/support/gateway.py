@@ -91,7 +91,7 @@ class ScriptedGateway:
 
     def config(self, **gateway: object) -> dict[str, Any]:
         """What its openclaw.json would say."""
-        auth = {"mode": "token", "token": TOKEN}
+        auth = {"mode": "token", "token": self.token}
         return {"gateway": {"mode": "local", "port": self.port, "auth": auth, **gateway}}
 
     def start(self) -> "ScriptedGateway":

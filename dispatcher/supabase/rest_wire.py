@@ -198,10 +198,15 @@ def _plain_head(head: bytes) -> tuple[int, dict[bytes, bytes], int] | None:
     return status, headers, int(length)
 
 
-def _read(stream: httpcore.NetworkStream, limits: Limits) -> bytes:
+def _read_some(stream: httpcore.NetworkStream, limits: Limits) -> bytes:
+    """The next piece; empty at the end of the stream. Who sends a byte now and then is not waited for for ever."""
     if limits.ends_at <= time.monotonic():
         raise httpcore.ReadTimeout("the time of the call is over")
-    piece = stream.read(_READ_SIZE, limits.within(limits.read))
+    return stream.read(_READ_SIZE, limits.within(limits.read))
+
+
+def _read(stream: httpcore.NetworkStream, limits: Limits) -> bytes:
+    piece = _read_some(stream, limits)
     if not piece:
         raise httpcore.RemoteProtocolError("Server disconnected without sending a response.")
     return piece
@@ -216,7 +221,7 @@ def _read_by_h11(stream: httpcore.NetworkStream, received: bytes, limits: Limits
     status, headers, pieces = 0, {}, []
     while not isinstance(event := parser.next_event(), h11.EndOfMessage):
         if event is h11.NEED_DATA:
-            parser.receive_data(stream.read(_READ_SIZE, limits.within(limits.read)))
+            parser.receive_data(_read_some(stream, limits))
         elif isinstance(event, h11.Response):
             status, headers = event.status_code, dict(event.headers)
         elif isinstance(event, h11.Data):

@@ -294,6 +294,45 @@ def test_ff28_an_answer_that_breaks_the_protocol_is_none(server: WireServer, res
     assert server.connections == 2
 
 
+@pytest.mark.parametrize(
+    ("head", "piece"),
+    [
+        (PLAIN.replace(b"17", b"90000") + b"\r\n", b" "),
+        (b"HTTP/1.1 200 OK\r\n" + KIND + b"Transfer-Encoding: chunked\r\n\r\n", b"1\r\n \r\n"),
+        (b"", b"H"),
+    ],
+    ids=["of a length", "in chunks", "of its head"],
+)
+def test_ff21_a_server_that_sends_a_byte_now_and_then_is_left_in_time(
+    server: WireServer, rest: RestClient, head: bytes, piece: bytes
+) -> None:
+    has_ended = threading.Event()
+
+    def drip(connection: socket.socket, _body: dict[str, object]) -> bool:
+        with contextlib.suppress(OSError):
+            connection.sendall(head)
+            while not has_ended.wait(0.02):
+                connection.sendall(piece)
+        return False
+
+    server.act = drip
+    errors: list[BaseException] = []
+
+    def call() -> None:
+        try:
+            rest.rpc("claim_wakes", {}, timeout=0.5)
+        except ServiceUnavailable as error:
+            errors.append(error)
+
+    caller = threading.Thread(target=call, daemon=True)
+    caller.start()
+    caller.join(5)
+    is_over = not caller.is_alive()
+    has_ended.set()
+    assert is_over
+    assert "in time" in str(errors[0])
+
+
 def test_a_caller_beyond_the_pool_waits_so_long_and_no_longer(server: WireServer) -> None:
     client = RestClient(server.url, "key", timeouts=Timeouts(call=5.0, pool=0.2), max_connections=1)
     held, release = threading.Event(), threading.Event()

@@ -44,6 +44,7 @@ class HolderWatch:
         self._waiting: dict[str, float] = {}
         self._asked_at = float("-inf")
         self._since = 0.0
+        self._has_told = False
 
     def met(self, call: str, held: str | None) -> None:
         """A call did nothing, because `held` is (None: the answer does not say)."""
@@ -54,7 +55,7 @@ class HolderWatch:
             asks = held is None and (is_news or self._now() - self._asked_at > ASK_AGAIN_SECONDS)
             self._asked_at = self._now() if asks or held else self._asked_at
         if held or asks:
-            self._tell(call, held or self._asked(), is_news)
+            self._tell(call, held or self._asked())
 
     def _asked(self) -> str:
         try:
@@ -62,9 +63,14 @@ class HolderWatch:
         except DispatcherError as error:
             return f"{HIDDEN} ({error})"
 
-    def _tell(self, call: str, held: str, is_news: bool) -> None:
+    def _tell(self, call: str, held: str) -> None:
+        """Unless it is over: to ask takes a while, and what is told then would stay for ever."""
         text = f"{call} waits for another session: {held}"
-        self._health.add_cause(CAUSE, text)
+        with self._lock:
+            if call not in self._waiting:
+                return
+            self._health.add_cause(CAUSE, text)
+            is_news, self._has_told = not self._has_told, True
         if is_news:
             log.warning(events.LOCK_HELD, msg=text, call=call, held=held)
 
@@ -76,10 +82,12 @@ class HolderWatch:
             oldest = self._now() - FORGOTTEN_SECONDS
             before = self._waiting
             self._waiting = {name: at for name, at in before.items() if name != call and at > oldest}
-            is_over = bool(before) and not self._waiting
+            is_over = self._has_told and not self._waiting
+            self._has_told = self._has_told and not is_over
             seconds = self._now() - self._since
+            if is_over:
+                self._health.clear_cause(CAUSE)
         if is_over:
-            self._health.clear_cause(CAUSE)
             log.info(events.LOCK_RELEASED, msg=f"Nobody waits for another session any more, after {seconds:.1f} s")
 
 

@@ -3,4 +3,4 @@
 from typing import Final
 
 REVISION: Final = 53
-FINGERPRINT: Final = "d41acbdd47b2e921854f32d86ac0a5d3e01115c0b2c5aace4acc22840e85fe72"
+FINGERPRINT: Final = "22e01aa86747a83b2b3cda115eabb4b16b8acedfbb6d0c2bbdc8e7856daf6b9c"

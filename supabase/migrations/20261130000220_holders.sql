@@ -119,19 +119,21 @@ begin
         'with free as (select ctid from public.%1$I where %2$s for %3$s skip locked) '
         'select array_agg(xmax) from public.%1$I where %2$s and ctid not in (select ctid from free)',
         v_probe[1], v_probe[2], v_probe[3]) into v_xmax using p_tenant_id, p_gateway_id;
-      if v_xmax is not null then
-        v_held := v_held || dispatcher.held_thing('row', v_probe[1], dispatcher.pids_of_rows(v_xmax));
-      end if;
-    exception when lock_not_available then
-      null;  -- the table as a whole is held
+      raise exception 'looked' using errcode = 'OD013';
+    exception
+      when sqlstate 'OD013' then null;  -- what was free is so again: whoever needs it does not wait for this look
+      when lock_not_available then v_xmax := null;  -- the table as a whole is held
     end;
+    if v_xmax is not null then
+      v_held := v_held || dispatcher.held_thing('row', v_probe[1], dispatcher.pids_of_rows(v_xmax));
+    end if;
   end loop;
   return v_held;
 end
 $$;
 comment on function dispatcher.held_rows(uuid, uuid) is
   'The rows that a gateway''s daemons share and somebody holds at this moment: [{kind: row, table, sessions, text}]. '
-  'Takes those that are free for as long as the call lasts; waits for nobody, but up to lock_timeout for a table.';
+  'Takes those that are free for a moment, and lets them go; waits for nobody, but up to lock_timeout for a table.';
 
 create or replace function dispatcher.held_lasting(p_tenant_id uuid, p_gateway_id uuid) returns jsonb
 language plpgsql volatile set search_path = ''

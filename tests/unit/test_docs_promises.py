@@ -42,7 +42,7 @@ def bullets(text: str) -> list[str]:
     return re.findall(r"^- .*(?:\n  .*)*", text, flags=re.MULTILINE)
 
 
-@pytest.mark.parametrize("page", ["failure-modes.md", "field-failures.md"])
+@pytest.mark.parametrize("page", ["credentials.md", "failure-modes.md", "field-failures.md"])
 def test_every_test_a_page_names_exists(page: str) -> None:
     named = references((EXPLANATION / page).read_text(encoding="utf-8"))
     assert named

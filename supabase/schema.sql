@@ -713,6 +713,16 @@ $$;
 
 COMMENT ON FUNCTION dispatcher.booked_usd(p_run public.workflow_runs) IS 'What the books hold for the present claim of a run: what was reported; after its end without a report what is assumed; nothing for one that nobody has worked on.';
 
+CREATE FUNCTION dispatcher.bounded_context(p_context jsonb) RETURNS jsonb
+    LANGUAGE sql IMMUTABLE PARALLEL SAFE
+    SET search_path TO ''
+    AS $$
+  select case when octet_length(p_context::text) > 1048576
+              then jsonb_build_object('context_too_large', octet_length(p_context::text)) else p_context end
+$$;
+
+COMMENT ON FUNCTION dispatcher.bounded_context(p_context jsonb) IS 'The context of an item as it is handed on: one of more than 1 MiB is replaced by its size, {context_too_large}.';
+
 CREATE FUNCTION dispatcher.bounded_value(p_value jsonb) RETURNS jsonb
     LANGUAGE sql IMMUTABLE PARALLEL SAFE
     SET search_path TO ''
@@ -2829,20 +2839,20 @@ CREATE FUNCTION dispatcher.inbox_items_of_lease(p_agent_id uuid, p_lease_token u
   select coalesce(jsonb_agg(jsonb_build_object(
            'inbox_item_id', item.id,
            'event_type', item.event_type,
-           'summary', item.summary,
+           'summary', left(item.summary, 2000),
            'task_id', item.task_id,
            'comment_id', item.comment_id,
            'contact_id', item.contact_id,
            'attempt', item.attempt_count,
            'leased_until', item.leased_until,
            'lease_token', lease.lease_token,
-           'context', case when task.id is null then item.context
+           'context', case when task.id is null then dispatcher.bounded_context(item.context)
                            else jsonb_build_object('task', jsonb_build_object(
-                                  'id', task.id, 'title', task.title, 'description', task.description, 'status',
-                                      task.status,
+                                  'id', task.id, 'title', left(task.title, 500),
+                                  'description', left(task.description, 100000), 'status', task.status,
                                   'priority', task.priority, 'tags', task.tags, 'due_date',
                                       dispatcher.finite_time(task.due_date)))
-                                || dispatcher.merge_inbox_context(item.context, '{}') end
+                                || dispatcher.merge_inbox_context(dispatcher.bounded_context(item.context), '{}') end
          ) order by item.created_at, item.id), '[]'::jsonb)
     from dispatcher.agent_inbox_items as item
     join public.inbox_item_leases as lease on lease.item_id = item.id
@@ -8358,7 +8368,7 @@ begin
   exception when lock_not_available then
     null;  -- Which revision this is must be told all the same.
   end;
-  return jsonb_build_object('revision', 53, 'fingerprint', '22e01aa86747a83b2b3cda115eabb4b16b8acedfbb6d0c2bbdc8e7856daf6b9c', 'drift', v_drift);
+  return jsonb_build_object('revision', 54, 'fingerprint', '7620ec34164b9590846111c25d19074e8dd104cd9e32a4cc00973d767bdc4212', 'drift', v_drift);
 end
 $$;
 
@@ -10938,6 +10948,9 @@ GRANT ALL ON FUNCTION dispatcher.booked_tokens(p_run public.workflow_runs) TO se
 
 REVOKE ALL ON FUNCTION dispatcher.booked_usd(p_run public.workflow_runs) FROM PUBLIC;
 GRANT ALL ON FUNCTION dispatcher.booked_usd(p_run public.workflow_runs) TO service_role;
+
+REVOKE ALL ON FUNCTION dispatcher.bounded_context(p_context jsonb) FROM PUBLIC;
+GRANT ALL ON FUNCTION dispatcher.bounded_context(p_context jsonb) TO service_role;
 
 REVOKE ALL ON FUNCTION dispatcher.bounded_value(p_value jsonb) FROM PUBLIC;
 GRANT ALL ON FUNCTION dispatcher.bounded_value(p_value jsonb) TO service_role;

@@ -2,5 +2,5 @@
 
 from typing import Final
 
-REVISION: Final = 53
-FINGERPRINT: Final = "22e01aa86747a83b2b3cda115eabb4b16b8acedfbb6d0c2bbdc8e7856daf6b9c"
+REVISION: Final = 54
+FINGERPRINT: Final = "7620ec34164b9590846111c25d19074e8dd104cd9e32a4cc00973d767bdc4212"

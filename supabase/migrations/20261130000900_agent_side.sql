@@ -97,26 +97,35 @@ comment on function dispatcher.lease_one_inbox_item(uuid, integer, uuid, uuid) i
 create index if not exists inbox_item_leases_by_open_token on public.inbox_item_leases (lease_token) where closed_at
     is null;
 
+create or replace function dispatcher.bounded_context(p_context jsonb) returns jsonb
+language sql immutable parallel safe set search_path = ''
+as $$
+  select case when octet_length(p_context::text) > 1048576
+              then jsonb_build_object('context_too_large', octet_length(p_context::text)) else p_context end
+$$;
+comment on function dispatcher.bounded_context(jsonb) is
+  'The context of an item as it is handed on: one of more than 1 MiB is replaced by its size, {context_too_large}.';
+
 create or replace function dispatcher.inbox_items_of_lease(p_agent_id uuid, p_lease_token uuid) returns jsonb
 language sql stable set search_path = ''
 as $$
   select coalesce(jsonb_agg(jsonb_build_object(
            'inbox_item_id', item.id,
            'event_type', item.event_type,
-           'summary', item.summary,
+           'summary', left(item.summary, 2000),
            'task_id', item.task_id,
            'comment_id', item.comment_id,
            'contact_id', item.contact_id,
            'attempt', item.attempt_count,
            'leased_until', item.leased_until,
            'lease_token', lease.lease_token,
-           'context', case when task.id is null then item.context
+           'context', case when task.id is null then dispatcher.bounded_context(item.context)
                            else jsonb_build_object('task', jsonb_build_object(
-                                  'id', task.id, 'title', task.title, 'description', task.description, 'status',
-                                      task.status,
+                                  'id', task.id, 'title', left(task.title, 500),
+                                  'description', left(task.description, 100000), 'status', task.status,
                                   'priority', task.priority, 'tags', task.tags, 'due_date',
                                       dispatcher.finite_time(task.due_date)))
-                                || dispatcher.merge_inbox_context(item.context, '{}') end
+                                || dispatcher.merge_inbox_context(dispatcher.bounded_context(item.context), '{}') end
          ) order by item.created_at, item.id), '[]'::jsonb)
     from dispatcher.agent_inbox_items as item
     join public.inbox_item_leases as lease on lease.item_id = item.id

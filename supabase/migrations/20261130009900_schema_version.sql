@@ -789,6 +789,7 @@ as $expected$
     ('function', 'dispatcher.booked_since(public.workflow_runs,public.workflow_runs)', '1636339c6cc364e046700c4646ea50e0', null),
     ('function', 'dispatcher.booked_tokens(public.workflow_runs)', 'e89ea45af5778fddfc9a83a5accea509', null),
     ('function', 'dispatcher.booked_usd(public.workflow_runs)', 'f2c4b93aa4213f2861dfb99453a3b701', null),
+    ('function', 'dispatcher.bounded_context(jsonb)', 'c1194f5b483b5017cdd75812619d02f4', null),
     ('function', 'dispatcher.bounded_value(jsonb)', '1bbd9763c4d095b2acc3994b7fd4d8d6', null),
     ('function', 'dispatcher.broadcast_budget_event(uuid,jsonb)', '8e5ca46504798a32226b306a7e092f49', null),
     ('function', 'dispatcher.broadcast_hints_available()', 'c6e9341b737b5acae0fa7d5413ff9db1', null),
@@ -886,7 +887,7 @@ as $expected$
     ('function', 'dispatcher.holds_of(dispatcher.waiting_group[],jsonb)', 'c4c2a4dd317d58bbe0376656bd50070a', null),
     ('function', 'dispatcher.inbox_close_verdict(uuid,text)', '40198d3c9abd868c3a41eaa996771427', null),
     ('function', 'dispatcher.inbox_content_key(uuid,text,timestamp with time zone)', '5d2714c3fc26ef0277170ce88a664005', null),
-    ('function', 'dispatcher.inbox_items_of_lease(uuid,uuid)', '088f02f2625ddd989ff14eed650f894a', null),
+    ('function', 'dispatcher.inbox_items_of_lease(uuid,uuid)', 'd019f6816470d692f4cdba21f31928c2', null),
     ('function', 'dispatcher.inbox_request_key(text,uuid)', 'b217b0bbd9bc11f496be63c5223714e6', null),
     ('function', 'dispatcher.inbox_retry_delay(integer)', 'bbd86e64dad62e762a9937031785bc2d', null),
     ('function', 'dispatcher.insert_post(public.inbox_item_origins,uuid,text,text,text,jsonb)', '74b3575914354365f60983b5c97d919e', null),
@@ -1518,6 +1519,7 @@ as $expected$
     ('right', 'service_role function dispatcher.booked_since(public.workflow_runs,public.workflow_runs)', 'execute', null),
     ('right', 'service_role function dispatcher.booked_tokens(public.workflow_runs)', 'execute', null),
     ('right', 'service_role function dispatcher.booked_usd(public.workflow_runs)', 'execute', null),
+    ('right', 'service_role function dispatcher.bounded_context(jsonb)', 'execute', null),
     ('right', 'service_role function dispatcher.bounded_value(jsonb)', 'execute', null),
     ('right', 'service_role function dispatcher.broadcast_budget_event(uuid,jsonb)', 'execute', null),
     ('right', 'service_role function dispatcher.broadcast_hints_available()', 'execute', null),
@@ -2072,7 +2074,7 @@ begin
   exception when lock_not_available then
     null;  -- Which revision this is must be told all the same.
   end;
-  return jsonb_build_object('revision', 53, 'fingerprint', '22e01aa86747a83b2b3cda115eabb4b16b8acedfbb6d0c2bbdc8e7856daf6b9c', 'drift', v_drift);
+  return jsonb_build_object('revision', 54, 'fingerprint', '7620ec34164b9590846111c25d19074e8dd104cd9e32a4cc00973d767bdc4212', 'drift', v_drift);
 end
 $$;
 comment on function public.dispatcher_schema() is
@@ -2087,7 +2089,7 @@ select dispatcher.drop_retired_objects();
 
 select dispatcher.restrict_functions(array['dispatcher_schema']);
 select dispatcher.mend_rights();
-select dispatcher.record_definitions('22e01aa86747a83b2b3cda115eabb4b16b8acedfbb6d0c2bbdc8e7856daf6b9c');
+select dispatcher.record_definitions('7620ec34164b9590846111c25d19074e8dd104cd9e32a4cc00973d767bdc4212');
 
 notify pgrst, 'reload schema';
 commit;

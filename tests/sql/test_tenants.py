@@ -434,3 +434,68 @@ def test_s6_a_database_of_an_earlier_build_reads_the_right_claim_once_migrated(d
     assert user.execute("select public.current_tenant_id() as tenant").fetchall() == [{"tenant": A}]
     apply_migrations(database.url, MIGRATIONS)
     assert user.execute("select public.current_tenant_id() as tenant").fetchall() == [{"tenant": B}]
+
+
+# -- what one row may do
+
+
+ODD_TIMES: Final = ("infinity", "-infinity", "294276-12-31", "4713-01-01 BC")
+
+
+def test_s1_s9_one_odd_row_of_a_user_is_one_odd_line(cluster: PostgresServer, yourhq_template: str) -> None:
+    """As it was found: a signed-in user writes rows no clock has shown, and every function goes on for everybody."""
+    with cloned(cluster, yourhq_template) as database:
+        side = populate(database)["a"]
+        functions = public_functions(database)
+        user = database.connect("authenticated", {"app_metadata": {"tenant_id": str(A)}})
+        for number, moment in enumerate(ODD_TIMES):
+            for status in ("pending", "leased", "failed", "done"):
+                user.execute(
+                    b"insert into agent_inbox_items (tenant_id, agent_id, agent_slug, event_type, status, dedup_key,"
+                    b" created_at, leased_at, leased_until, failed_at, completed_at, updated_at)"
+                    b" values (%(a)s, %(agent)s, 'x', 'heartbeat', %(status)s, %(key)s, %(at)s, %(at)s, %(at)s, %(at)s,"
+                    b" %(at)s, %(at)s)",
+                    {"a": A, "agent": side.agents["idle"], "status": status, "key": f"{number} {status}", "at": moment},
+                )
+        failed = {}
+        for function in functions:
+            for name, arguments in calls_of(function, side):
+                connection = database.connect("service_role", autocommit=False)
+                connection.execute("select")  # opens the transaction that is undone
+                answer = outcome(connection, function, arguments)
+                if isinstance(answer, dict) and ("error" in answer or answer.get("code") == "error"):
+                    failed[name] = answer
+                connection.rollback()
+                connection.close()
+        assert failed == {}
+        daemon = Dispatcher(database, gateway="shared", max_concurrent_wakes=50)
+        answer = daemon.claim(side.agents["idle"])
+        assert answer["granted"], answer["skip_reason"]
+
+
+def test_s8_no_row_makes_an_answer_large(cluster: PostgresServer, yourhq_template: str) -> None:
+    """As it was found: sixty blockers with titles of megabytes, an override of many, a text of the same size."""
+    large = 3_000_000
+    with cloned(cluster, yourhq_template) as database:
+        seed = Seed(database)
+        agent = seed.agent("ada")
+        daemon = Dispatcher(database)
+        task = seed.task("t" * large, description="d" * large)
+        for _ in range(60):
+            blocker = {"source_task_id": task, "target_task_id": seed.task("b" * large), "relation_type": "blocked_by"}
+            seed.insert("task_relations", tenant_id=A, **blocker)
+        context = {"model_override": "m" * large, "thinking_override": ["t" * large]}
+        item = seed.item(agent, "task_assignment", task_id=task, summary="s" * large, context=context)
+        grant = daemon.claim(agent, item)
+        assert grant["granted"]
+        assert len(str(grant)) < 60_000
+        daemon.started(grant)
+        leased = daemon.call("lease_inbox_items", p_tenant_id=A, p_agent_slug="ada")
+        assert len(leased["items"]) == 1
+        assert len(str(leased)) < 120_000
+        assert leased["items"][0]["context"]["context_too_large"] > 2 * large
+        database.execute("update agent_inbox_items set context = jsonb_build_object('last_failure_reason', summary)")
+        listed = daemon.call(
+            "list_inbox_items", p_tenant_id=A, p_gateway="local", p_agent=None, p_status=None, p_limit=10
+        )
+        assert len(str(listed)) < 5_000

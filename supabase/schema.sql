@@ -2839,7 +2839,7 @@ CREATE FUNCTION dispatcher.inbox_items_of_lease(p_agent_id uuid, p_lease_token u
   select coalesce(jsonb_agg(jsonb_build_object(
            'inbox_item_id', item.id,
            'event_type', item.event_type,
-           'summary', left(item.summary, 2000),
+           'summary', left(item.summary, 100000),
            'task_id', item.task_id,
            'comment_id', item.comment_id,
            'contact_id', item.contact_id,
@@ -7807,8 +7807,8 @@ CREATE FUNCTION dispatcher.workflow_spend(p_tenant_id uuid, p_starts timestamp w
     SET search_path TO ''
     SET work_mem TO '32MB'
     AS $$
-  -- The books are read once: each booking falls behind the last of the moments it is not before. With the usual work_mem
-  -- they would be sorted on disk for that.
+  -- The books are read once: each booking falls behind the last of the moments it is not before. With the usual
+  -- work_mem they would be sorted on disk for that.
   with booked as (
     select width_bucket(booking.at, p_starts) as place, booking.agent_id, booking.workflow_type,
            sum(booking.cost_usd) as usd, sum(booking.tokens) as tokens
@@ -8368,7 +8368,7 @@ begin
   exception when lock_not_available then
     null;  -- Which revision this is must be told all the same.
   end;
-  return jsonb_build_object('revision', 54, 'fingerprint', '7620ec34164b9590846111c25d19074e8dd104cd9e32a4cc00973d767bdc4212', 'drift', v_drift);
+  return jsonb_build_object('revision', 56, 'fingerprint', 'afd53215a5e4cd6cd2b6a16efb0123ffa7dcb9c8266023cabfe17f031624a03b', 'drift', v_drift);
 end
 $$;
 

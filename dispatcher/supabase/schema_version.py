@@ -2,5 +2,5 @@
 
 from typing import Final
 
-REVISION: Final = 54
-FINGERPRINT: Final = "7620ec34164b9590846111c25d19074e8dd104cd9e32a4cc00973d767bdc4212"
+REVISION: Final = 56
+FINGERPRINT: Final = "afd53215a5e4cd6cd2b6a16efb0123ffa7dcb9c8266023cabfe17f031624a03b"

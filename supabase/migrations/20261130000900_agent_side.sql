@@ -112,7 +112,7 @@ as $$
   select coalesce(jsonb_agg(jsonb_build_object(
            'inbox_item_id', item.id,
            'event_type', item.event_type,
-           'summary', left(item.summary, 2000),
+           'summary', left(item.summary, 100000),
            'task_id', item.task_id,
            'comment_id', item.comment_id,
            'contact_id', item.contact_id,

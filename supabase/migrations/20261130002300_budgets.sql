@@ -148,8 +148,8 @@ create or replace function dispatcher.workflow_spend(p_tenant_id uuid, p_starts 
 )
 language sql stable set search_path = '' set work_mem = '32MB'
 as $$
-  -- The books are read once: each booking falls behind the last of the moments it is not before. With the usual work_mem
-  -- they would be sorted on disk for that.
+  -- The books are read once: each booking falls behind the last of the moments it is not before. With the usual
+  -- work_mem they would be sorted on disk for that.
   with booked as (
     select width_bucket(booking.at, p_starts) as place, booking.agent_id, booking.workflow_type,
            sum(booking.cost_usd) as usd, sum(booking.tokens) as tokens

@@ -887,7 +887,7 @@ as $expected$
     ('function', 'dispatcher.holds_of(dispatcher.waiting_group[],jsonb)', 'c4c2a4dd317d58bbe0376656bd50070a', null),
     ('function', 'dispatcher.inbox_close_verdict(uuid,text)', '40198d3c9abd868c3a41eaa996771427', null),
     ('function', 'dispatcher.inbox_content_key(uuid,text,timestamp with time zone)', '5d2714c3fc26ef0277170ce88a664005', null),
-    ('function', 'dispatcher.inbox_items_of_lease(uuid,uuid)', 'd019f6816470d692f4cdba21f31928c2', null),
+    ('function', 'dispatcher.inbox_items_of_lease(uuid,uuid)', '278f24d0037bce5aee53c9a6162ff92b', null),
     ('function', 'dispatcher.inbox_request_key(text,uuid)', 'b217b0bbd9bc11f496be63c5223714e6', null),
     ('function', 'dispatcher.inbox_retry_delay(integer)', 'bbd86e64dad62e762a9937031785bc2d', null),
     ('function', 'dispatcher.insert_post(public.inbox_item_origins,uuid,text,text,text,jsonb)', '74b3575914354365f60983b5c97d919e', null),
@@ -1119,7 +1119,7 @@ as $expected$
     ('function', 'dispatcher.workflow_estimates(uuid)', '0b82ee4f09a9a5609ecf906968814172', null),
     ('function', 'dispatcher.workflow_period(text,text,timestamp with time zone)', '519e76cecf8ae8371c0aa4ca0074a0af', null),
     ('function', 'dispatcher.workflow_run_json(public.workflow_runs)', '2362339a1d47ee7558bd2326e87947f3', null),
-    ('function', 'dispatcher.workflow_spend(uuid,timestamp with time zone[])', '2cf68dfccfa8d9c904604cfef86b53f8', null),
+    ('function', 'dispatcher.workflow_spend(uuid,timestamp with time zone[])', '666a255bb4cba98ae2290b7e060e34ff', null),
     ('function', 'dispatcher.workflow_timeout_minutes(uuid,text)', '93f75e3ae2d2056738e7cba04e0f998c', null),
     ('function', 'dispatcher.workflow_usage_values(jsonb)', '333def7b0f747eacfaef9d6e81c7e937', null),
     ('function', 'dispatcher.write_respawn(dispatcher.claimant,public.workflow_runs,uuid,uuid)', 'dbd647647b2ebae0d181a8b5a8b69a32', null),
@@ -2074,7 +2074,7 @@ begin
   exception when lock_not_available then
     null;  -- Which revision this is must be told all the same.
   end;
-  return jsonb_build_object('revision', 54, 'fingerprint', '7620ec34164b9590846111c25d19074e8dd104cd9e32a4cc00973d767bdc4212', 'drift', v_drift);
+  return jsonb_build_object('revision', 56, 'fingerprint', 'afd53215a5e4cd6cd2b6a16efb0123ffa7dcb9c8266023cabfe17f031624a03b', 'drift', v_drift);
 end
 $$;
 comment on function public.dispatcher_schema() is
@@ -2089,7 +2089,7 @@ select dispatcher.drop_retired_objects();
 
 select dispatcher.restrict_functions(array['dispatcher_schema']);
 select dispatcher.mend_rights();
-select dispatcher.record_definitions('7620ec34164b9590846111c25d19074e8dd104cd9e32a4cc00973d767bdc4212');
+select dispatcher.record_definitions('afd53215a5e4cd6cd2b6a16efb0123ffa7dcb9c8266023cabfe17f031624a03b');
 
 notify pgrst, 'reload schema';
 commit;

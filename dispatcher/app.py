@@ -55,7 +55,7 @@ from dispatcher.logs import get_logger
 from dispatcher.openclaw.config_file import config_candidates
 from dispatcher.openclaw.finder import EndpointFinder
 from dispatcher.openclaw.gateway import Gateway
-from dispatcher.openclaw.hold import GatewayHold
+from dispatcher.openclaw.hold import GATE, GatewayHold
 from dispatcher.openclaw.link import GatewayLink
 from dispatcher.openclaw.state import GatewayState
 from dispatcher.runtime.group import ServiceGroup
@@ -237,8 +237,8 @@ class Daemon:
             is_stopping=self._ending.is_set,
         )
         seconds = monitor_interval(settings.stale_claim_seconds)
-        monitoring = self._periodic("monitor", monitor.beat, seconds, seconds)
-        return [self._notify, self._workflows, monitoring]
+        self._monitor = self._periodic("monitor", monitor.beat, seconds, seconds)
+        return [self._notify, self._workflows, self._monitor]
 
     def _periodic(
         self, name: str, beat: Callable[[], None], interval: float | Callable[[], float], expected: float | None
@@ -248,6 +248,8 @@ class Daemon:
 
     def _claim_respawn(self, suspect: Suspect) -> Respawn:
         """As `InboxStore` does it: what is granted is in the book before the call counts as answered."""
+        if self._hold.cause is not None:  # it would be the one new process of this attempt, and come to nothing
+            return Respawn(GATE, Answer.of("respawn_workflow_run", {}), "")
         request = uuid4()
         with self._book.asking(request):
             respawn = self._workflow_store.respawn(suspect, request)
@@ -474,7 +476,8 @@ class Daemon:
         for agent_id in held:
             self._hints.agent(agent_id)
         if self._group is not None:
-            self._sweep.wake_early()
+            for service in (self._sweep, self._notify, self._monitor):
+                service.wake_early()
 
     def _is_realtime_well(self) -> bool:
         """Whether hints come: what it says of itself counts only while its loop turns."""

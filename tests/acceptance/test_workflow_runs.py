@@ -17,6 +17,7 @@ from dispatcher.local.stub import StubAgent
 from tests.acceptance.conftest import StartDaemon, settings_for
 from tests.support.daemon import PROGRAM, ROOT, base_environment
 from tests.support.database import Database
+from tests.support.gateway import scripted_gateway
 from tests.support.waiting import wait_until as wait_for
 from tests.support.workflows import Workflows
 
@@ -247,6 +248,14 @@ def test_without_budget_tables_the_daemon_says_so_once_and_goes_on(world: World,
 def orphan(world: World, start_daemon: StartDaemon, *, daemons: int = 1) -> tuple[str, list[Any]]:
     """A running run whose session died; its agent's new process hangs. Monitors look at once, as at any start."""
     world.stub.order(agents={"hq/coder": {"mode": "hang"}})
+    run = silent_run(world)
+    started = [start_daemon(**QUICK) for _ in range(daemons)]
+    wait_until(world.wakes)
+    return str(run), started
+
+
+def silent_run(world: World) -> uuid.UUID:
+    """A run that was claimed, and whose session has said nothing for long."""
     world.runs.seed.agent("coder")
     world.runs.route()
     run = world.runs.run()
@@ -254,9 +263,7 @@ def orphan(world: World, start_daemon: StartDaemon, *, daemons: int = 1) -> tupl
     world.client("claim", str(run), "--session", "lost")
     world.client("heartbeat", str(run), "--session", "lost")
     world.runs.shift(run, "last_heartbeat_at", 400)
-    started = [start_daemon(**QUICK) for _ in range(daemons)]
-    wait_until(world.wakes)
-    return str(run), started
+    return run
 
 
 def test_an_orphan_is_spawned_once_by_however_many_daemons_and_restarts(
@@ -280,6 +287,23 @@ def test_an_orphan_is_spawned_once_by_however_many_daemons_and_restarts(
     assert world.database.value("select count(*) from workflow_respawns") == 1
     # The new session carries on and finishes it.
     assert world.client("complete", run, "--session", session, "--cost-usd", "0.5")["status"] == "completed"
+
+
+def test_g1_an_orphan_waits_for_the_gateway_and_keeps_its_one_new_process(
+    world: World, start_daemon: StartDaemon, tmp_path: Path
+) -> None:
+    with scripted_gateway() as gateway:
+        (tmp_path / "openclaw.json").write_text(json.dumps(gateway.config()))
+        gateway.stop()
+        start = partial(start_daemon, OPENCLAW_CONFIG_PATH=tmp_path / "openclaw.json")
+        world.stub.order(agents={"hq/coder": {"mode": "hang"}})
+        silent_run(world)
+        daemon = start(**QUICK)
+        daemon.wait_for("workflow.orphan_waits", reason="gateway_unavailable")
+        assert world.database.value("select count(*) from workflow_respawns") == 0
+        gateway.restart()
+        wait_until(world.wakes)
+        assert world.database.value("select count(*) from workflow_respawns") == 1
 
 
 def test_a_run_over_its_deadline_is_timed_out_and_its_process_stopped(world: World, start_daemon: StartDaemon) -> None:

@@ -894,6 +894,26 @@ $$;
 
 COMMENT ON FUNCTION dispatcher.budgets_named(p_tenant_id uuid, p_budget text, OUT active jsonb, OUT is_known boolean) IS 'The active budgets of an id or name, and whether there are any at all.';
 
+CREATE FUNCTION dispatcher.budgets_to_set(p_tenant_id uuid, p_budget_id uuid, p_name text, p_scope text, p_scope_id text, p_period text) RETURNS jsonb[]
+    LANGUAGE plpgsql
+    SET search_path TO ''
+    AS $$
+begin
+  return array(
+    select to_jsonb(budget) from public.budgets as budget
+     where budget.tenant_id = p_tenant_id
+       and case when p_budget_id is not null then budget.id = p_budget_id
+                else budget.active and budget.name = btrim(p_name)
+                 and (p_scope is null or budget.scope = p_scope)
+                 and (p_scope_id is null or budget.scope_id = p_scope_id)
+                 and (p_period is null or budget.period = p_period) end
+     order by budget.created_at, budget.id
+       for no key update);
+end
+$$;
+
+COMMENT ON FUNCTION dispatcher.budgets_to_set(p_tenant_id uuid, p_budget_id uuid, p_name text, p_scope text, p_scope_id text, p_period text) IS 'Locks the budgets that are meant: the one of an id, or the active ones of a name, and of the scope and period where they are given. Waits for at most lock_timeout.';
+
 CREATE FUNCTION dispatcher.busy_agent(p_agent_id uuid) RETURNS jsonb
     LANGUAGE sql STABLE
     SET search_path TO ''
@@ -932,6 +952,20 @@ end
 $$;
 
 COMMENT ON FUNCTION dispatcher.chained_items(p_sweeper dispatcher.claimant, p_limit integer) IS 'Open items whose chain of wakes reached max_wake_chain.';
+
+CREATE FUNCTION dispatcher.changed_budget(p_budget jsonb, p_change jsonb) RETURNS jsonb
+    LANGUAGE sql IMMUTABLE
+    SET search_path TO ''
+    AS $$
+  -- A cap in one unit takes the place of one in the other, and another scope has another scope_id.
+  select p_budget
+         || case when p_change ? 'cap_usd' or p_change ? 'cap_tokens' then '{"cap_usd": null, "cap_tokens": null}'
+                 else '{}'::jsonb end
+         || case when p_change ->> 'scope' <> p_budget ->> 'scope' then '{"scope_id": null}' else '{}'::jsonb end
+         || p_change
+$$;
+
+COMMENT ON FUNCTION dispatcher.changed_budget(p_budget jsonb, p_change jsonb) IS 'A budget (a row) with what is given of a change (no nulls); what is not given is kept.';
 
 CREATE FUNCTION dispatcher.claim_at_sweep(p_sweeper dispatcher.claimant, p_claim_limit integer, p_request uuid) RETURNS jsonb
     LANGUAGE plpgsql
@@ -1334,6 +1368,17 @@ CREATE FUNCTION dispatcher.depth_of_post(p_wake public.agent_wakes) RETURNS inte
 $$;
 
 COMMENT ON FUNCTION dispatcher.depth_of_post(p_wake public.agent_wakes) IS 'How long the chain of wakes behind a post is; 0 outside a wake.';
+
+CREATE FUNCTION dispatcher.differences(p_before jsonb, p_after jsonb) RETURNS jsonb
+    LANGUAGE sql IMMUTABLE
+    SET search_path TO ''
+    AS $$
+  select coalesce(jsonb_object_agg(after.key, jsonb_build_array(p_before -> after.key, after.value)), '{}')
+    from jsonb_each(p_after - array['updated_at', 'created_at', 'revision', 'id', 'tenant_id']) as after
+   where p_before -> after.key is distinct from after.value
+$$;
+
+COMMENT ON FUNCTION dispatcher.differences(p_before jsonb, p_after jsonb) IS 'What differs between two rows: {column: [before, after]}, without what changes by itself.';
 
 CREATE FUNCTION dispatcher.dispatch_queued_runs(p_tick dispatcher.tick) RETURNS jsonb
     LANGUAGE plpgsql
@@ -3466,20 +3511,6 @@ end
 $$;
 
 COMMENT ON FUNCTION dispatcher.lock_agent(p_claimant dispatcher.claimant, p_agent_id uuid, OUT slug text, OUT state public.agent_wake_state, OUT verdict text) IS 'Holds an agent of the claimant''s gateway against its end, and what the gates remember of it: verdict ok, busy (somebody holds one of the rows) or not_local. Never waits.';
-
-CREATE FUNCTION dispatcher.lock_budget(p_tenant_id uuid, p_scope text, p_scope_id text, p_period text, p_budget_id uuid) RETURNS uuid
-    LANGUAGE sql
-    SET search_path TO ''
-    AS $$
-  select id from public.budgets
-   where tenant_id = p_tenant_id
-     and case when p_budget_id is not null then id = p_budget_id
-              else active and scope = p_scope and coalesce(scope_id, '') = coalesce(p_scope_id, '')
-                  and period = p_period end
-     for no key update
-$$;
-
-COMMENT ON FUNCTION dispatcher.lock_budget(p_tenant_id uuid, p_scope text, p_scope_id text, p_period text, p_budget_id uuid) IS 'Locks the budget p_budget_id, or the active one of a scope and period; NULL when there is none. Waits for at most lock_timeout.';
 
 CREATE FUNCTION dispatcher.lock_gateway(p_instance_id uuid) RETURNS dispatcher.claimant
     LANGUAGE plpgsql
@@ -7895,6 +7926,28 @@ $$;
 
 COMMENT ON FUNCTION dispatcher.workflow_usage_values(p_usage jsonb) IS 'What a report of usage {cost_usd, input_tokens, output_tokens, cached_tokens, model} really says: what is no number, negative, NaN or beyond belief is left out, so it stays unknown.';
 
+CREATE FUNCTION dispatcher.write_budget(p_budget jsonb) RETURNS jsonb
+    LANGUAGE plpgsql
+    SET search_path TO ''
+    AS $$
+declare
+  v_budget public.budgets := jsonb_populate_record(null::public.budgets, p_budget);
+begin
+  insert into public.budgets as budget (
+    id, tenant_id, name, scope, scope_id, period, timezone, cap_usd, cap_tokens, action_on_exceed, fail_closed)
+  values (v_budget.id, v_budget.tenant_id, btrim(v_budget.name), v_budget.scope, v_budget.scope_id, v_budget.period,
+          v_budget.timezone, v_budget.cap_usd, v_budget.cap_tokens, v_budget.action_on_exceed, v_budget.fail_closed)
+  on conflict (id) do update
+     set name = excluded.name, scope = excluded.scope, scope_id = excluded.scope_id, period = excluded.period,
+         timezone = excluded.timezone, cap_usd = excluded.cap_usd, cap_tokens = excluded.cap_tokens,
+         action_on_exceed = excluded.action_on_exceed, fail_closed = excluded.fail_closed, active = true
+  returning * into v_budget;
+  return to_jsonb(v_budget);
+end
+$$;
+
+COMMENT ON FUNCTION dispatcher.write_budget(p_budget jsonb) IS 'Makes a budget, or makes it what is given.';
+
 CREATE FUNCTION dispatcher.write_respawn(p_claimant dispatcher.claimant, p_run public.workflow_runs, p_agent_id uuid, p_request uuid) RETURNS public.agent_wakes
     LANGUAGE plpgsql
     SET search_path TO ''
@@ -8261,28 +8314,34 @@ CREATE FUNCTION public.current_tenant_id() RETURNS uuid
 
 COMMENT ON FUNCTION public.current_tenant_id() IS 'The tenant of the caller''s token, else the all-zero tenant.';
 
-CREATE FUNCTION public.deactivate_budget(p_tenant_id uuid, p_budget text) RETURNS jsonb
+CREATE FUNCTION public.deactivate_budget(p_tenant_id uuid, p_budget text, p_actor text DEFAULT NULL::text) RETURNS jsonb
     LANGUAGE plpgsql
     SET search_path TO ''
     SET lock_timeout TO '1s'
     AS $$
 declare
   v_named constant record := dispatcher.budgets_named(p_tenant_id, p_budget);
+  v_is_ended boolean;
 begin
   if jsonb_array_length(v_named.active) > 1 then
     return jsonb_build_object('applied', false, 'code', 'ambiguous', 'budget', p_budget, 'budgets', v_named.active);
   end if;
   update public.budgets set active = false, updated_at = now()
    where tenant_id = p_tenant_id and id = (v_named.active -> 0 ->> 'id')::uuid and active;
+  v_is_ended := found;
+  if v_is_ended then
+    perform dispatcher.audit_workflow_action(p_tenant_id, p_actor, 'deactivate_budget',
+        'budget:' || (v_named.active -> 0 ->> 'id'), v_named.active -> 0, '{"active": false}');
+  end if;
   return jsonb_build_object('applied', v_named.is_known, 'budget', p_budget, 'budgets', v_named.active,
-                            'code', case when found then 'ok' when v_named.is_known then 'already'
+                            'code', case when v_is_ended then 'ok' when v_named.is_known then 'already'
                                 else 'not_found' end);
 exception when lock_not_available then
   return jsonb_build_object('applied', false, 'code', 'busy', 'budget', p_budget, 'budgets', jsonb_build_array());
 end
 $$;
 
-COMMENT ON FUNCTION public.deactivate_budget(p_tenant_id uuid, p_budget text) IS 'Ends the one active budget of an id or name: what it held goes out with the next tick. Answers {applied, code: ok | already | ambiguous | not_found | busy, budget, budgets}; budgets: what was ended, or the several of that name.';
+COMMENT ON FUNCTION public.deactivate_budget(p_tenant_id uuid, p_budget text, p_actor text) IS 'Ends the one active budget of an id or name: what it held goes out with the next tick. Audited. Answers {applied, code: ok | already | ambiguous | not_found | busy, budget, budgets}; budgets: what was ended, or the several of that name.';
 
 CREATE FUNCTION public.dispatch_workflows(p_instance_id uuid, p_phase text DEFAULT 'look'::text, p_facts jsonb DEFAULT NULL::jsonb) RETURNS jsonb
     LANGUAGE plpgsql
@@ -8368,7 +8427,7 @@ begin
   exception when lock_not_available then
     null;  -- Which revision this is must be told all the same.
   end;
-  return jsonb_build_object('revision', 56, 'fingerprint', 'afd53215a5e4cd6cd2b6a16efb0123ffa7dcb9c8266023cabfe17f031624a03b', 'drift', v_drift);
+  return jsonb_build_object('revision', 58, 'fingerprint', '12dca4ec99a411bfe1c36a8e6b5fd2ce01e3c17959e09acae532e5e2a9dae81f', 'drift', v_drift);
 end
 $$;
 
@@ -9321,45 +9380,61 @@ $$;
 
 COMMENT ON FUNCTION public.seed_workflow_routes(p_tenant_id uuid) IS 'The reference routes, where a type has none yet. busy: ask again.';
 
-CREATE FUNCTION public.set_budget(p_tenant_id uuid, p_name text, p_scope text, p_scope_id text, p_period text, p_cap_usd numeric, p_cap_tokens bigint, p_action text, p_timezone text DEFAULT 'UTC'::text, p_fail_closed boolean DEFAULT false, p_budget_id uuid DEFAULT NULL::uuid) RETURNS jsonb
+CREATE FUNCTION public.set_budget(p_tenant_id uuid, p_name text, p_scope text DEFAULT NULL::text, p_scope_id text DEFAULT NULL::text, p_period text DEFAULT NULL::text, p_cap_usd numeric DEFAULT NULL::numeric, p_cap_tokens bigint DEFAULT NULL::bigint, p_action text DEFAULT NULL::text, p_timezone text DEFAULT NULL::text, p_fail_closed boolean DEFAULT NULL::boolean, p_budget_id uuid DEFAULT NULL::uuid, p_new_name text DEFAULT NULL::text, p_only_change boolean DEFAULT false, p_actor text DEFAULT NULL::text) RETURNS jsonb
     LANGUAGE plpgsql
     SET search_path TO ''
     SET lock_timeout TO '1s'
     AS $$
 declare
-  v_faults constant text[] := dispatcher.faults_of_budget(p_tenant_id, p_name, p_scope, p_scope_id, p_period,
-      p_cap_usd, p_cap_tokens,
-                                                          p_action, p_timezone);
-  v_budget public.budgets;
+  v_found constant jsonb[] := dispatcher.budgets_to_set(p_tenant_id, p_budget_id, p_name, p_scope, p_scope_id,
+      p_period);
+  v_before constant jsonb := v_found[1];
+  v_change constant jsonb := jsonb_strip_nulls(jsonb_build_object(
+    'name', p_new_name, 'scope', p_scope, 'scope_id', nullif(p_scope_id, ''), 'period', p_period,
+    'timezone', p_timezone, 'cap_usd', p_cap_usd, 'cap_tokens', p_cap_tokens, 'action_on_exceed', p_action,
+    'fail_closed', p_fail_closed));
+  v_budget jsonb := coalesce(v_before, jsonb_build_object(
+    'id', gen_random_uuid(), 'tenant_id', p_tenant_id, 'name', p_name, 'scope', 'fleet', 'scope_id', null,
+    'period', 'monthly', 'timezone', 'UTC', 'action_on_exceed', 'warn', 'fail_closed', false));
+  v_changed jsonb := '{}';
+  v_faults text[];
 begin
+  if cardinality(v_found) > 1 then
+    return jsonb_build_object('applied', false, 'code', 'ambiguous', 'budget', p_name,
+                              'budgets', (dispatcher.budgets_named(p_tenant_id, btrim(p_name))).active);
+  elsif v_before is null and (p_budget_id is not null or p_only_change) then
+    return jsonb_build_object('applied', false, 'code', 'not_found', 'budget_id', p_budget_id, 'budget', p_name);
+  end if;
+  v_budget := dispatcher.changed_budget(v_budget, v_change);
+  v_faults := dispatcher.faults_of_budget(p_tenant_id, v_budget ->> 'name', v_budget ->> 'scope',
+    v_budget ->> 'scope_id', v_budget ->> 'period', (v_budget ->> 'cap_usd')::numeric,
+    (v_budget ->> 'cap_tokens')::bigint, v_budget ->> 'action_on_exceed', v_budget ->> 'timezone');
   if cardinality(v_faults) > 0 then
     return dispatcher.invalid(v_faults);
   end if;
-  v_budget.id := dispatcher.lock_budget(p_tenant_id, p_scope, p_scope_id, p_period, p_budget_id);
-  if v_budget.id is null and p_budget_id is not null then
-    return jsonb_build_object('applied', false, 'code', 'not_found', 'budget_id', p_budget_id);
+  v_budget := dispatcher.write_budget(v_budget);
+  if v_before is not null then
+    v_changed := dispatcher.differences(v_before, v_budget);
   end if;
-  insert into public.budgets as budget (
-    id, tenant_id, name, scope, scope_id, period, timezone, cap_usd, cap_tokens, action_on_exceed, fail_closed)
-  values (coalesce(v_budget.id, gen_random_uuid()), p_tenant_id, btrim(p_name), p_scope, nullif(p_scope_id, ''),
-      p_period,
-          coalesce(p_timezone, 'UTC'), p_cap_usd, p_cap_tokens, p_action, coalesce(p_fail_closed, false))
-  on conflict (id) do update
-     set name = excluded.name, scope = excluded.scope, scope_id = excluded.scope_id, period = excluded.period,
-         timezone = excluded.timezone,
-         cap_usd = excluded.cap_usd, cap_tokens = excluded.cap_tokens, action_on_exceed = excluded.action_on_exceed,
-         fail_closed = excluded.fail_closed, active = true, updated_at = now()
-  returning * into v_budget;
-  return jsonb_build_object('applied', true, 'code', 'ok', 'budget', to_jsonb(v_budget) - 'tenant_id');
+  if v_before is null or v_changed <> '{}' then
+    perform dispatcher.audit_workflow_action(p_tenant_id, p_actor, 'set_budget', 'budget:' || (v_budget ->> 'id'),
+        v_before - 'tenant_id', v_budget - 'tenant_id');
+  end if;
+  return jsonb_build_object('applied', true, 'code', 'ok', 'budget', v_budget - 'tenant_id',
+                            'created', v_before is null, 'changed', v_changed);
 exception when unique_violation then
-  return jsonb_build_object('applied', false, 'code', 'exists', 'faults',
-      jsonb_build_array('another active budget has this scope and period'));
+  return jsonb_build_object('applied', false, 'code', 'exists', 'faults', jsonb_build_array(
+    'another active budget has this scope and period: ' || (
+      select format('%s (%s)', other.name, other.id) from public.budgets as other
+       where other.tenant_id = p_tenant_id and other.active and other.scope = v_budget ->> 'scope'
+         and coalesce(other.scope_id, '') = coalesce(v_budget ->> 'scope_id', '')
+         and other.period = v_budget ->> 'period')));
 when lock_not_available then
   return jsonb_build_object('applied', false, 'code', 'busy', 'budget_id', p_budget_id);
 end
 $$;
 
-COMMENT ON FUNCTION public.set_budget(p_tenant_id uuid, p_name text, p_scope text, p_scope_id text, p_period text, p_cap_usd numeric, p_cap_tokens bigint, p_action text, p_timezone text, p_fail_closed boolean, p_budget_id uuid) IS 'Makes the active budget of a scope and period what is given (or the budget p_budget_id). Answers {applied, code: ok | invalid | exists | not_found | busy, budget | faults}, every fault named; busy: another session holds the budget, ask again.';
+COMMENT ON FUNCTION public.set_budget(p_tenant_id uuid, p_name text, p_scope text, p_scope_id text, p_period text, p_cap_usd numeric, p_cap_tokens bigint, p_action text, p_timezone text, p_fail_closed boolean, p_budget_id uuid, p_new_name text, p_only_change boolean, p_actor text) IS 'Changes the active budget of a name (and scope and period, where they are given), or p_budget_id; what is not given is kept. Makes one where there is none (fleet, monthly, UTC, warn), unless p_only_change. Audited. Answers {applied, code: ok | invalid | ambiguous (several have the name) | exists | not_found | busy, budget, created, changed ({column: [before, after]}) | faults | budgets}; busy: another session holds the budget, ask again.';
 
 CREATE FUNCTION public.set_workflow_route(p_tenant_id uuid, p_workflow_type text, p_agent text, p_priority integer DEFAULT NULL::integer, p_max_concurrent integer DEFAULT NULL::integer, p_timeout_minutes integer DEFAULT NULL::integer) RETURNS jsonb
     LANGUAGE plpgsql
@@ -10979,6 +11054,9 @@ GRANT ALL ON FUNCTION dispatcher.budget_verdict(p_budgets dispatcher.evaluated_b
 REVOKE ALL ON FUNCTION dispatcher.budgets_named(p_tenant_id uuid, p_budget text, OUT active jsonb, OUT is_known boolean) FROM PUBLIC;
 GRANT ALL ON FUNCTION dispatcher.budgets_named(p_tenant_id uuid, p_budget text, OUT active jsonb, OUT is_known boolean) TO service_role;
 
+REVOKE ALL ON FUNCTION dispatcher.budgets_to_set(p_tenant_id uuid, p_budget_id uuid, p_name text, p_scope text, p_scope_id text, p_period text) FROM PUBLIC;
+GRANT ALL ON FUNCTION dispatcher.budgets_to_set(p_tenant_id uuid, p_budget_id uuid, p_name text, p_scope text, p_scope_id text, p_period text) TO service_role;
+
 REVOKE ALL ON FUNCTION dispatcher.busy_agent(p_agent_id uuid) FROM PUBLIC;
 GRANT ALL ON FUNCTION dispatcher.busy_agent(p_agent_id uuid) TO service_role;
 
@@ -10987,6 +11065,9 @@ GRANT ALL ON FUNCTION dispatcher.cap_of(p_budget dispatcher.evaluated_budget) TO
 
 REVOKE ALL ON FUNCTION dispatcher.chained_items(p_sweeper dispatcher.claimant, p_limit integer) FROM PUBLIC;
 GRANT ALL ON FUNCTION dispatcher.chained_items(p_sweeper dispatcher.claimant, p_limit integer) TO service_role;
+
+REVOKE ALL ON FUNCTION dispatcher.changed_budget(p_budget jsonb, p_change jsonb) FROM PUBLIC;
+GRANT ALL ON FUNCTION dispatcher.changed_budget(p_budget jsonb, p_change jsonb) TO service_role;
 
 REVOKE ALL ON FUNCTION dispatcher.claim_at_sweep(p_sweeper dispatcher.claimant, p_claim_limit integer, p_request uuid) FROM PUBLIC;
 GRANT ALL ON FUNCTION dispatcher.claim_at_sweep(p_sweeper dispatcher.claimant, p_claim_limit integer, p_request uuid) TO service_role;
@@ -11072,6 +11153,9 @@ GRANT ALL ON FUNCTION dispatcher.definition_remedy(p_kind text, p_name text, p_d
 
 REVOKE ALL ON FUNCTION dispatcher.depth_of_post(p_wake public.agent_wakes) FROM PUBLIC;
 GRANT ALL ON FUNCTION dispatcher.depth_of_post(p_wake public.agent_wakes) TO service_role;
+
+REVOKE ALL ON FUNCTION dispatcher.differences(p_before jsonb, p_after jsonb) FROM PUBLIC;
+GRANT ALL ON FUNCTION dispatcher.differences(p_before jsonb, p_after jsonb) TO service_role;
 
 REVOKE ALL ON FUNCTION dispatcher.dispatch_queued_runs(p_tick dispatcher.tick) FROM PUBLIC;
 GRANT ALL ON FUNCTION dispatcher.dispatch_queued_runs(p_tick dispatcher.tick) TO service_role;
@@ -11467,9 +11551,6 @@ GRANT SELECT(updated_at) ON TABLE public.agent_wake_state TO authenticated;
 
 REVOKE ALL ON FUNCTION dispatcher.lock_agent(p_claimant dispatcher.claimant, p_agent_id uuid, OUT slug text, OUT state public.agent_wake_state, OUT verdict text) FROM PUBLIC;
 GRANT ALL ON FUNCTION dispatcher.lock_agent(p_claimant dispatcher.claimant, p_agent_id uuid, OUT slug text, OUT state public.agent_wake_state, OUT verdict text) TO service_role;
-
-REVOKE ALL ON FUNCTION dispatcher.lock_budget(p_tenant_id uuid, p_scope text, p_scope_id text, p_period text, p_budget_id uuid) FROM PUBLIC;
-GRANT ALL ON FUNCTION dispatcher.lock_budget(p_tenant_id uuid, p_scope text, p_scope_id text, p_period text, p_budget_id uuid) TO service_role;
 
 REVOKE ALL ON FUNCTION dispatcher.lock_gateway(p_instance_id uuid) FROM PUBLIC;
 GRANT ALL ON FUNCTION dispatcher.lock_gateway(p_instance_id uuid) TO service_role;
@@ -12079,6 +12160,9 @@ GRANT ALL ON FUNCTION dispatcher.workflow_timeout_minutes(p_tenant_id uuid, p_wo
 REVOKE ALL ON FUNCTION dispatcher.workflow_usage_values(p_usage jsonb) FROM PUBLIC;
 GRANT ALL ON FUNCTION dispatcher.workflow_usage_values(p_usage jsonb) TO service_role;
 
+REVOKE ALL ON FUNCTION dispatcher.write_budget(p_budget jsonb) FROM PUBLIC;
+GRANT ALL ON FUNCTION dispatcher.write_budget(p_budget jsonb) TO service_role;
+
 REVOKE ALL ON FUNCTION dispatcher.write_respawn(p_claimant dispatcher.claimant, p_run public.workflow_runs, p_agent_id uuid, p_request uuid) FROM PUBLIC;
 GRANT ALL ON FUNCTION dispatcher.write_respawn(p_claimant dispatcher.claimant, p_run public.workflow_runs, p_agent_id uuid, p_request uuid) TO service_role;
 
@@ -12142,8 +12226,8 @@ REVOKE ALL ON FUNCTION public.current_tenant_id() FROM PUBLIC;
 GRANT ALL ON FUNCTION public.current_tenant_id() TO authenticated;
 GRANT ALL ON FUNCTION public.current_tenant_id() TO service_role;
 
-REVOKE ALL ON FUNCTION public.deactivate_budget(p_tenant_id uuid, p_budget text) FROM PUBLIC;
-GRANT ALL ON FUNCTION public.deactivate_budget(p_tenant_id uuid, p_budget text) TO service_role;
+REVOKE ALL ON FUNCTION public.deactivate_budget(p_tenant_id uuid, p_budget text, p_actor text) FROM PUBLIC;
+GRANT ALL ON FUNCTION public.deactivate_budget(p_tenant_id uuid, p_budget text, p_actor text) TO service_role;
 
 REVOKE ALL ON FUNCTION public.dispatch_workflows(p_instance_id uuid, p_phase text, p_facts jsonb) FROM PUBLIC;
 GRANT ALL ON FUNCTION public.dispatch_workflows(p_instance_id uuid, p_phase text, p_facts jsonb) TO service_role;
@@ -12250,8 +12334,8 @@ GRANT ALL ON FUNCTION public.retry_workflow_run(p_tenant_id uuid, p_run_id uuid,
 REVOKE ALL ON FUNCTION public.seed_workflow_routes(p_tenant_id uuid) FROM PUBLIC;
 GRANT ALL ON FUNCTION public.seed_workflow_routes(p_tenant_id uuid) TO service_role;
 
-REVOKE ALL ON FUNCTION public.set_budget(p_tenant_id uuid, p_name text, p_scope text, p_scope_id text, p_period text, p_cap_usd numeric, p_cap_tokens bigint, p_action text, p_timezone text, p_fail_closed boolean, p_budget_id uuid) FROM PUBLIC;
-GRANT ALL ON FUNCTION public.set_budget(p_tenant_id uuid, p_name text, p_scope text, p_scope_id text, p_period text, p_cap_usd numeric, p_cap_tokens bigint, p_action text, p_timezone text, p_fail_closed boolean, p_budget_id uuid) TO service_role;
+REVOKE ALL ON FUNCTION public.set_budget(p_tenant_id uuid, p_name text, p_scope text, p_scope_id text, p_period text, p_cap_usd numeric, p_cap_tokens bigint, p_action text, p_timezone text, p_fail_closed boolean, p_budget_id uuid, p_new_name text, p_only_change boolean, p_actor text) FROM PUBLIC;
+GRANT ALL ON FUNCTION public.set_budget(p_tenant_id uuid, p_name text, p_scope text, p_scope_id text, p_period text, p_cap_usd numeric, p_cap_tokens bigint, p_action text, p_timezone text, p_fail_closed boolean, p_budget_id uuid, p_new_name text, p_only_change boolean, p_actor text) TO service_role;
 
 REVOKE ALL ON FUNCTION public.set_workflow_route(p_tenant_id uuid, p_workflow_type text, p_agent text, p_priority integer, p_max_concurrent integer, p_timeout_minutes integer) FROM PUBLIC;
 GRANT ALL ON FUNCTION public.set_workflow_route(p_tenant_id uuid, p_workflow_type text, p_agent text, p_priority integer, p_max_concurrent integer, p_timeout_minutes integer) TO service_role;

@@ -283,17 +283,23 @@ class Budgets(TypedDict):
     budgets: list[BudgetRow]
 
 
-class BudgetSet(TypedDict):
-    code: str
-    applied: Literal[True]
-    budget: BudgetRow
-
-
 class NamedBudget(TypedDict):
     id: Any
     scope: str
     scope_id: str | None
     period: Any
+
+
+class SetBudget(NamedBudget):
+    name: Any
+
+
+class BudgetSet(TypedDict):
+    code: Literal["ok"]
+    applied: Literal[True]
+    budget: SetBudget
+    created: bool
+    changed: dict[str, Any]
 
 
 class SeveralBudgets(TypedDict):
@@ -346,7 +352,7 @@ SHAPES: Final[Mapping[str, tuple[Any, ...]]] = {
     "remove_workflow_route": (RouteRemoved,),
     "seed_workflow_routes": (RoutesSeeded, Invalid),
     "list_budgets": (Budgets,),
-    "set_budget": (BudgetSet, Invalid, BudgetNotSet),
+    "set_budget": (BudgetSet, SeveralBudgets, Invalid, BudgetNotSet),
     "deactivate_budget": (SeveralBudgets, BudgetEnded),
     "budget_ledger": (Ledger,),
 }

@@ -37,11 +37,11 @@ def told_agent(slug: str | None) -> str | None:
     return slug.strip()
 
 
-def one_of(choices: Sequence[str]) -> Callable[[str], str]:
-    """An option's callback: one of these words."""
+def one_of(choices: Sequence[str]) -> Callable[[str | None], str | None]:
+    """An option's callback: one of these words, where one is given."""
 
-    def check(word: str) -> str:
-        if word not in choices:
+    def check(word: str | None) -> str | None:
+        if word is not None and word not in choices:
             raise typer.BadParameter(f"{word!r} is none of {', '.join(choices)}")
         return word
 

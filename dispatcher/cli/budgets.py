@@ -12,10 +12,11 @@ from dispatcher.cli.arguments import MAX_TOKENS, MAX_USD, one_of
 from dispatcher.cli.connection import Operator, operator
 from dispatcher.cli.main import new_app
 from dispatcher.cli.output import print_json, print_line, print_table
+from dispatcher.cli.runs import actor
 from dispatcher.errors import DispatcherError
 from dispatcher.supabase.rest_payload import equals
 
-app = new_app(no_args_is_help=True, help="List, set and deactivate budgets; their ledger of events.")
+app = new_app(no_args_is_help=True, help="List, set, change and deactivate budgets; their ledger of events.")
 
 SCOPES = ("agent", "department", "project", "fleet")
 PERIODS = ("daily", "weekly", "monthly")
@@ -49,55 +50,124 @@ def _cell(value: object) -> object:
     return ", ".join(map(str, value)) if isinstance(value, list) else value
 
 
+CapUsd = Annotated[float | None, typer.Option("--cap-usd", min=0, max=MAX_USD, help="Most USD per period.")]
+CapTokens = Annotated[int | None, typer.Option("--cap-tokens", min=0, max=MAX_TOKENS, help="Most tokens per period.")]
+Scope = Annotated[
+    str | None, typer.Option("--scope", help="One of: " + ", ".join(SCOPES) + ".", callback=one_of(SCOPES))
+]
+ScopeId = Annotated[
+    str | None, typer.Option("--scope-id", help="Agent slug, department or workflow type; none for fleet.")
+]
+Period = Annotated[
+    str | None, typer.Option("--period", help="One of: " + ", ".join(PERIODS) + ".", callback=one_of(PERIODS))
+]
+Timezone = Annotated[str | None, typer.Option("--timezone", help="Zone in which the period begins.")]
+Action = Annotated[
+    str | None, typer.Option("--action", help="One of: " + ", ".join(ACTIONS) + ".", callback=one_of(ACTIONS))
+]
+FailClosed = Annotated[
+    bool | None, typer.Option("--fail-closed/--fail-open", help="Whether it holds runs when it cannot be evaluated.")
+]
+
+
 @app.command("set")
 def set_budget(
     name: Annotated[str, typer.Argument(metavar="NAME", help="What it is called.")],
     *,
-    cap_usd: Annotated[float | None, typer.Option("--cap-usd", min=0, max=MAX_USD, help="Most USD per period.")] = None,
-    cap_tokens: Annotated[
-        int | None, typer.Option("--cap-tokens", min=0, max=MAX_TOKENS, help="Most tokens per period.")
-    ] = None,
-    scope: Annotated[
-        str, typer.Option("--scope", help="One of: " + ", ".join(SCOPES), callback=one_of(SCOPES))
-    ] = "fleet",
-    scope_id: Annotated[
-        str | None, typer.Option("--scope-id", help="Agent slug, department or workflow type; none for fleet.")
-    ] = None,
-    period: Annotated[
-        str, typer.Option("--period", help="One of: " + ", ".join(PERIODS), callback=one_of(PERIODS))
-    ] = "monthly",
-    timezone: Annotated[str, typer.Option("--timezone", help="Zone in which the period begins.")] = "UTC",
-    action: Annotated[
-        str, typer.Option("--action", help="One of: " + ", ".join(ACTIONS), callback=one_of(ACTIONS))
-    ] = "warn",
-    fail_closed: Annotated[bool, typer.Option("--fail-closed", help="Hold runs when it cannot be evaluated.")] = False,
-    budget: Annotated[UUID | None, typer.Option("--id", help="Change this budget, whatever its scope was.")] = None,
+    cap_usd: CapUsd = None,
+    cap_tokens: CapTokens = None,
+    scope: Scope = None,
+    scope_id: ScopeId = None,
+    period: Period = None,
+    timezone: Timezone = None,
+    action: Action = None,
+    fail_closed: FailClosed = None,
+    budget: Annotated[UUID | None, typer.Option("--id", help="Change this budget, and call it NAME.")] = None,
     as_json: Json = False,
 ) -> None:
-    """Set the budget of a scope and period; there is one active at a time."""
+    """Change the budget of a name, keeping what is not given; or make one (fleet, monthly, UTC, warn)."""
+    given = {"p_scope": scope, "p_scope_id": scope_id, "p_period": period, "p_timezone": timezone, "p_action": action}
     with operator() as gateway:
-        is_known = scope_id is None or _is_known(gateway, scope, scope_id)
-        answer = gateway.call_for_tenant(
-            "set_budget",
+        is_known = scope is None or scope_id is None or _is_known(gateway, scope, scope_id)
+        answer = _set(
+            gateway,
             p_name=name,
-            p_scope=scope,
-            p_scope_id=scope_id,
-            p_period=period,
+            p_new_name=name if budget else None,
+            p_budget_id=str(budget) if budget else None,
             p_cap_usd=cap_usd,
             p_cap_tokens=cap_tokens,
-            p_action=action,
-            p_timezone=timezone,
             p_fail_closed=fail_closed,
-            p_budget_id=str(budget) if budget else None,
+            **given,
         )
-    if answer["code"] == "invalid":
-        raise typer.BadParameter("; ".join(answer["faults"]))
-    if not answer["applied"]:
-        raise DispatcherError("; ".join(answer.get("faults") or [f"no budget {budget} in this tenant"]))
-    _tell(answer, as_json, f"Budget {answer['budget']['id']} ({name}) is set.")
+    _tell_set(answer, as_json)
     if not is_known:
         text = f"No {scope} {scope_id!r} is known here yet: until there is one, nothing counts in it."
         print_line(text, to_stderr=True)
+
+
+@app.command("change")
+def change_budget(
+    budget: Annotated[str, typer.Argument(metavar="BUDGET", help="Id or name.")],
+    *,
+    new_name: Annotated[str | None, typer.Option("--name", help="Call it so from now on.")] = None,
+    cap_usd: CapUsd = None,
+    cap_tokens: CapTokens = None,
+    timezone: Timezone = None,
+    action: Action = None,
+    fail_closed: FailClosed = None,
+    as_json: Json = False,
+) -> None:
+    """Change a budget that is there; what is not given is kept, and what differs is shown."""
+    with operator() as gateway:
+        answer = _set(
+            gateway,
+            p_name=budget,
+            p_new_name=new_name,
+            p_budget_id=budget if _is_id(budget) else None,
+            p_only_change=True,
+            p_cap_usd=cap_usd,
+            p_cap_tokens=cap_tokens,
+            p_timezone=timezone,
+            p_action=action,
+            p_fail_closed=fail_closed,
+        )
+    _tell_set(answer, as_json)
+
+
+def _is_id(text: str) -> bool:
+    try:
+        UUID(text)
+    except ValueError:
+        return False
+    return True
+
+
+def _set(gateway: Operator, **arguments: object) -> Mapping[str, Any]:
+    """What became of it. Raises where nothing was set."""
+    answer = gateway.call_for_tenant("set_budget", **arguments, p_actor=actor())
+    if answer["code"] == "invalid":
+        raise typer.BadParameter("; ".join(answer["faults"]))
+    if answer["code"] == "not_found":
+        raise DispatcherError(f"No active budget {arguments['p_budget_id'] or arguments['p_name']!r} in this tenant.")
+    if answer["code"] == "exists":
+        raise DispatcherError("; ".join(answer.get("faults") or ["Another active budget has this scope and period."]))
+    return answer
+
+
+def _tell_set(answer: Mapping[str, Any], as_json: bool) -> None:
+    """What was set, each change as before and after."""
+    if answer["code"] == "ambiguous":
+        _refuse_several(answer, as_json)
+    budget = answer["budget"]
+    changes = [f"  {name}: {_change(pair)}" for name, pair in sorted(answer["changed"].items())]
+    what = "is set" if answer["created"] else "is changed" if changes else "is as it was"
+    text = f"Budget {budget['id']} ({budget['name']}, {_where(budget)}, {budget['period']}) {what}."
+    _tell(answer, as_json, "\n".join([text, *changes]))
+
+
+def _change(pair: Any) -> str:
+    before, after = pair if isinstance(pair, list) and len(pair) == 2 else (None, pair)
+    return " -> ".join("none" if value is None else str(value) for value in (before, after))
 
 
 def _is_known(gateway: Operator, scope: str, scope_id: str) -> bool:
@@ -118,7 +188,7 @@ def deactivate(
 ) -> None:
     """End a budget: what it held goes out with the next tick."""
     with operator() as gateway:
-        answer = gateway.call_for_tenant("deactivate_budget", p_budget=budget)
+        answer = gateway.call_for_tenant("deactivate_budget", p_budget=budget, p_actor=actor())
     if answer["code"] == "ambiguous":
         _refuse_several(answer, as_json)
     if not answer["applied"]:

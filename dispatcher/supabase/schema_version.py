@@ -2,5 +2,5 @@
 
 from typing import Final
 
-REVISION: Final = 56
-FINGERPRINT: Final = "afd53215a5e4cd6cd2b6a16efb0123ffa7dcb9c8266023cabfe17f031624a03b"
+REVISION: Final = 58
+FINGERPRINT: Final = "12dca4ec99a411bfe1c36a8e6b5fd2ce01e3c17959e09acae532e5e2a9dae81f"

@@ -601,64 +601,134 @@ $$;
 comment on function dispatcher.faults_of_budget(uuid, text, text, text, text, numeric, bigint, text, text) is
   'What is wrong with a budget that is to be set; empty when nothing is.';
 
-create or replace function dispatcher.lock_budget(p_tenant_id uuid, p_scope text, p_scope_id text, p_period text,
-    p_budget_id uuid) returns uuid
-language sql volatile set search_path = ''
+drop function if exists dispatcher.lock_budget(uuid, text, text, text, uuid);
+create or replace function dispatcher.budgets_to_set(p_tenant_id uuid, p_budget_id uuid, p_name text, p_scope text,
+    p_scope_id text, p_period text) returns jsonb[]
+language plpgsql volatile set search_path = ''
 as $$
-  select id from public.budgets
-   where tenant_id = p_tenant_id
-     and case when p_budget_id is not null then id = p_budget_id
-              else active and scope = p_scope and coalesce(scope_id, '') = coalesce(p_scope_id, '')
-                  and period = p_period end
-     for no key update
+begin
+  return array(
+    select to_jsonb(budget) from public.budgets as budget
+     where budget.tenant_id = p_tenant_id
+       and case when p_budget_id is not null then budget.id = p_budget_id
+                else budget.active and budget.name = btrim(p_name)
+                 and (p_scope is null or budget.scope = p_scope)
+                 and (p_scope_id is null or budget.scope_id = p_scope_id)
+                 and (p_period is null or budget.period = p_period) end
+     order by budget.created_at, budget.id
+       for no key update);
+end
 $$;
-comment on function dispatcher.lock_budget(uuid, text, text, text, uuid) is
-  'Locks the budget p_budget_id, or the active one of a scope and period; NULL when there is none. Waits for at most '
-  'lock_timeout.';
+comment on function dispatcher.budgets_to_set(uuid, uuid, text, text, text, text) is
+  'Locks the budgets that are meant: the one of an id, or the active ones of a name, and of the scope and period where '
+  'they are given. Waits for at most lock_timeout.';
 
+create or replace function dispatcher.changed_budget(p_budget jsonb, p_change jsonb) returns jsonb
+language sql immutable set search_path = ''
+as $$
+  -- A cap in one unit takes the place of one in the other, and another scope has another scope_id.
+  select p_budget
+         || case when p_change ? 'cap_usd' or p_change ? 'cap_tokens' then '{"cap_usd": null, "cap_tokens": null}'
+                 else '{}'::jsonb end
+         || case when p_change ->> 'scope' <> p_budget ->> 'scope' then '{"scope_id": null}' else '{}'::jsonb end
+         || p_change
+$$;
+comment on function dispatcher.changed_budget(jsonb, jsonb) is
+  'A budget (a row) with what is given of a change (no nulls); what is not given is kept.';
+
+create or replace function dispatcher.differences(p_before jsonb, p_after jsonb) returns jsonb
+language sql immutable set search_path = ''
+as $$
+  select coalesce(jsonb_object_agg(after.key, jsonb_build_array(p_before -> after.key, after.value)), '{}')
+    from jsonb_each(p_after - array['updated_at', 'created_at', 'revision', 'id', 'tenant_id']) as after
+   where p_before -> after.key is distinct from after.value
+$$;
+comment on function dispatcher.differences(jsonb, jsonb) is
+  'What differs between two rows: {column: [before, after]}, without what changes by itself.';
+
+create or replace function dispatcher.write_budget(p_budget jsonb) returns jsonb
+language plpgsql volatile set search_path = ''
+as $$
+declare
+  v_budget public.budgets := jsonb_populate_record(null::public.budgets, p_budget);
+begin
+  insert into public.budgets as budget (
+    id, tenant_id, name, scope, scope_id, period, timezone, cap_usd, cap_tokens, action_on_exceed, fail_closed)
+  values (v_budget.id, v_budget.tenant_id, btrim(v_budget.name), v_budget.scope, v_budget.scope_id, v_budget.period,
+          v_budget.timezone, v_budget.cap_usd, v_budget.cap_tokens, v_budget.action_on_exceed, v_budget.fail_closed)
+  on conflict (id) do update
+     set name = excluded.name, scope = excluded.scope, scope_id = excluded.scope_id, period = excluded.period,
+         timezone = excluded.timezone, cap_usd = excluded.cap_usd, cap_tokens = excluded.cap_tokens,
+         action_on_exceed = excluded.action_on_exceed, fail_closed = excluded.fail_closed, active = true
+  returning * into v_budget;
+  return to_jsonb(v_budget);
+end
+$$;
+comment on function dispatcher.write_budget(jsonb) is 'Makes a budget, or makes it what is given.';
+
+drop function if exists public.set_budget(uuid, text, text, text, text, numeric, bigint, text, text, boolean, uuid);
 create or replace function public.set_budget(
-  p_tenant_id uuid, p_name text, p_scope text, p_scope_id text, p_period text, p_cap_usd numeric, p_cap_tokens bigint,
-      p_action text,
-  p_timezone text default 'UTC', p_fail_closed boolean default false, p_budget_id uuid default null
+  p_tenant_id uuid, p_name text, p_scope text default null, p_scope_id text default null, p_period text default null,
+      p_cap_usd numeric default null, p_cap_tokens bigint default null, p_action text default null,
+  p_timezone text default null, p_fail_closed boolean default null, p_budget_id uuid default null,
+      p_new_name text default null, p_only_change boolean default false, p_actor text default null
 ) returns jsonb
 language plpgsql volatile set search_path = '' set lock_timeout = '1s'
 as $$
 declare
-  v_faults constant text[] := dispatcher.faults_of_budget(p_tenant_id, p_name, p_scope, p_scope_id, p_period,
-      p_cap_usd, p_cap_tokens,
-                                                          p_action, p_timezone);
-  v_budget public.budgets;
+  v_found constant jsonb[] := dispatcher.budgets_to_set(p_tenant_id, p_budget_id, p_name, p_scope, p_scope_id,
+      p_period);
+  v_before constant jsonb := v_found[1];
+  v_change constant jsonb := jsonb_strip_nulls(jsonb_build_object(
+    'name', p_new_name, 'scope', p_scope, 'scope_id', nullif(p_scope_id, ''), 'period', p_period,
+    'timezone', p_timezone, 'cap_usd', p_cap_usd, 'cap_tokens', p_cap_tokens, 'action_on_exceed', p_action,
+    'fail_closed', p_fail_closed));
+  v_budget jsonb := coalesce(v_before, jsonb_build_object(
+    'id', gen_random_uuid(), 'tenant_id', p_tenant_id, 'name', p_name, 'scope', 'fleet', 'scope_id', null,
+    'period', 'monthly', 'timezone', 'UTC', 'action_on_exceed', 'warn', 'fail_closed', false));
+  v_changed jsonb := '{}';
+  v_faults text[];
 begin
+  if cardinality(v_found) > 1 then
+    return jsonb_build_object('applied', false, 'code', 'ambiguous', 'budget', p_name,
+                              'budgets', (dispatcher.budgets_named(p_tenant_id, btrim(p_name))).active);
+  elsif v_before is null and (p_budget_id is not null or p_only_change) then
+    return jsonb_build_object('applied', false, 'code', 'not_found', 'budget_id', p_budget_id, 'budget', p_name);
+  end if;
+  v_budget := dispatcher.changed_budget(v_budget, v_change);
+  v_faults := dispatcher.faults_of_budget(p_tenant_id, v_budget ->> 'name', v_budget ->> 'scope',
+    v_budget ->> 'scope_id', v_budget ->> 'period', (v_budget ->> 'cap_usd')::numeric,
+    (v_budget ->> 'cap_tokens')::bigint, v_budget ->> 'action_on_exceed', v_budget ->> 'timezone');
   if cardinality(v_faults) > 0 then
     return dispatcher.invalid(v_faults);
   end if;
-  v_budget.id := dispatcher.lock_budget(p_tenant_id, p_scope, p_scope_id, p_period, p_budget_id);
-  if v_budget.id is null and p_budget_id is not null then
-    return jsonb_build_object('applied', false, 'code', 'not_found', 'budget_id', p_budget_id);
+  v_budget := dispatcher.write_budget(v_budget);
+  if v_before is not null then
+    v_changed := dispatcher.differences(v_before, v_budget);
   end if;
-  insert into public.budgets as budget (
-    id, tenant_id, name, scope, scope_id, period, timezone, cap_usd, cap_tokens, action_on_exceed, fail_closed)
-  values (coalesce(v_budget.id, gen_random_uuid()), p_tenant_id, btrim(p_name), p_scope, nullif(p_scope_id, ''),
-      p_period,
-          coalesce(p_timezone, 'UTC'), p_cap_usd, p_cap_tokens, p_action, coalesce(p_fail_closed, false))
-  on conflict (id) do update
-     set name = excluded.name, scope = excluded.scope, scope_id = excluded.scope_id, period = excluded.period,
-         timezone = excluded.timezone,
-         cap_usd = excluded.cap_usd, cap_tokens = excluded.cap_tokens, action_on_exceed = excluded.action_on_exceed,
-         fail_closed = excluded.fail_closed, active = true, updated_at = now()
-  returning * into v_budget;
-  return jsonb_build_object('applied', true, 'code', 'ok', 'budget', to_jsonb(v_budget) - 'tenant_id');
+  if v_before is null or v_changed <> '{}' then
+    perform dispatcher.audit_workflow_action(p_tenant_id, p_actor, 'set_budget', 'budget:' || (v_budget ->> 'id'),
+        v_before - 'tenant_id', v_budget - 'tenant_id');
+  end if;
+  return jsonb_build_object('applied', true, 'code', 'ok', 'budget', v_budget - 'tenant_id',
+                            'created', v_before is null, 'changed', v_changed);
 exception when unique_violation then
-  return jsonb_build_object('applied', false, 'code', 'exists', 'faults',
-      jsonb_build_array('another active budget has this scope and period'));
+  return jsonb_build_object('applied', false, 'code', 'exists', 'faults', jsonb_build_array(
+    'another active budget has this scope and period: ' || (
+      select format('%s (%s)', other.name, other.id) from public.budgets as other
+       where other.tenant_id = p_tenant_id and other.active and other.scope = v_budget ->> 'scope'
+         and coalesce(other.scope_id, '') = coalesce(v_budget ->> 'scope_id', '')
+         and other.period = v_budget ->> 'period')));
 when lock_not_available then
   return jsonb_build_object('applied', false, 'code', 'busy', 'budget_id', p_budget_id);
 end
 $$;
-comment on function public.set_budget(uuid, text, text, text, text, numeric, bigint, text, text, boolean, uuid) is
-  'Makes the active budget of a scope and period what is given (or the budget p_budget_id). Answers {applied, code: '
-  'ok | invalid | exists | not_found | busy, budget | faults}, every fault named; busy: another session holds the '
-  'budget, ask again.';
+comment on function public.set_budget(uuid, text, text, text, text, numeric, bigint, text, text, boolean, uuid, text,
+    boolean, text) is
+  'Changes the active budget of a name (and scope and period, where they are given), or p_budget_id; what is not given '
+  'is kept. Makes one where there is none (fleet, monthly, UTC, warn), unless p_only_change. Audited. Answers '
+  '{applied, code: ok | invalid | ambiguous (several have the name) | exists | not_found | busy, budget, created, '
+  'changed ({column: [before, after]}) | faults | budgets}; busy: another session holds the budget, ask again.';
 
 create or replace function dispatcher.budgets_named(p_tenant_id uuid, p_budget text, out active jsonb,
     out is_known boolean)
@@ -679,27 +749,36 @@ $$;
 comment on function dispatcher.budgets_named(uuid, text) is
   'The active budgets of an id or name, and whether there are any at all.';
 
-create or replace function public.deactivate_budget(p_tenant_id uuid, p_budget text) returns jsonb
+drop function if exists public.deactivate_budget(uuid, text);
+create or replace function public.deactivate_budget(p_tenant_id uuid, p_budget text, p_actor text default null)
+    returns jsonb
 language plpgsql volatile set search_path = '' set lock_timeout = '1s'
 as $$
 declare
   v_named constant record := dispatcher.budgets_named(p_tenant_id, p_budget);
+  v_is_ended boolean;
 begin
   if jsonb_array_length(v_named.active) > 1 then
     return jsonb_build_object('applied', false, 'code', 'ambiguous', 'budget', p_budget, 'budgets', v_named.active);
   end if;
   update public.budgets set active = false, updated_at = now()
    where tenant_id = p_tenant_id and id = (v_named.active -> 0 ->> 'id')::uuid and active;
+  v_is_ended := found;
+  if v_is_ended then
+    perform dispatcher.audit_workflow_action(p_tenant_id, p_actor, 'deactivate_budget',
+        'budget:' || (v_named.active -> 0 ->> 'id'), v_named.active -> 0, '{"active": false}');
+  end if;
   return jsonb_build_object('applied', v_named.is_known, 'budget', p_budget, 'budgets', v_named.active,
-                            'code', case when found then 'ok' when v_named.is_known then 'already'
+                            'code', case when v_is_ended then 'ok' when v_named.is_known then 'already'
                                 else 'not_found' end);
 exception when lock_not_available then
   return jsonb_build_object('applied', false, 'code', 'busy', 'budget', p_budget, 'budgets', jsonb_build_array());
 end
 $$;
-comment on function public.deactivate_budget(uuid, text) is
-  'Ends the one active budget of an id or name: what it held goes out with the next tick. Answers {applied, code: ok '
-  '| already | ambiguous | not_found | busy, budget, budgets}; budgets: what was ended, or the several of that name.';
+comment on function public.deactivate_budget(uuid, text, text) is
+  'Ends the one active budget of an id or name: what it held goes out with the next tick. Audited. Answers {applied, '
+  'code: ok | already | ambiguous | not_found | busy, budget, budgets}; budgets: what was ended, or the several of '
+  'that name.';
 
 drop function if exists public.list_budgets(uuid, numeric);
 create or replace function public.list_budgets(p_tenant_id uuid) returns jsonb

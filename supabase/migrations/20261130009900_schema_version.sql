@@ -799,9 +799,11 @@ as $expected$
     ('function', 'dispatcher.budget_periods(uuid,timestamp with time zone)', '90fa199c67314493b4ff161a4cdb2415', null),
     ('function', 'dispatcher.budget_verdict(dispatcher.evaluated_budget[],text,text,text,numeric,numeric)', 'f2c21875d2e69b9cf930c8d5da082e11', null),
     ('function', 'dispatcher.budgets_named(uuid,text)', 'adc6782a8a3de10230e7191eab589c4c', null),
+    ('function', 'dispatcher.budgets_to_set(uuid,uuid,text,text,text,text)', 'de4e6e135c118db05e022c78d632099b', null),
     ('function', 'dispatcher.busy_agent(uuid)', '6450d227fcc0e68935adcc7f40890cc3', null),
     ('function', 'dispatcher.cap_of(dispatcher.evaluated_budget)', '78db1fe7ee3c19edbaef90d51cfc0795', null),
     ('function', 'dispatcher.chained_items(dispatcher.claimant,integer)', 'fe84c590e3f2984bf1f32f830062a666', null),
+    ('function', 'dispatcher.changed_budget(jsonb,jsonb)', 'c68d047b7fb434a3aa678a12d64f44e8', null),
     ('function', 'dispatcher.claim_at_sweep(dispatcher.claimant,integer,uuid)', '510af127af95996414bdabda9d047093', null),
     ('function', 'dispatcher.claim_one_wake(dispatcher.claimant,uuid,text,uuid[],uuid)', 'df3938c27a721071655d60f157232a5c', null),
     ('function', 'dispatcher.claim_waiting_wakes(uuid,integer,uuid)', '33629e8f2cbcd2b1177bc75051e26cf8', null),
@@ -817,6 +819,7 @@ as $expected$
     ('function', 'dispatcher.deadline_of_run(timestamp with time zone,integer)', '8945da69579583eeb42945c3579598e0', null),
     ('function', 'dispatcher.definition_remedy(text,text,text)', '54489fad498f04a2b2afaa3ffcff4eaf', null),
     ('function', 'dispatcher.depth_of_post(public.agent_wakes)', '93b1adb284561f09438e68658e161cef', null),
+    ('function', 'dispatcher.differences(jsonb,jsonb)', '541ae48aa223b420fa69b8ce53a1db57', null),
     ('function', 'dispatcher.dispatch_queued_runs(dispatcher.tick)', '17b26acc37ec6f807e104f3a9b8d66f4', null),
     ('function', 'dispatcher.dispatch_runs(dispatcher.run_choice[])', 'dfb7f74cdd5e4be7bcbc165a284424e1', null),
     ('function', 'dispatcher.dispatcher_gateway_topic(uuid)', '465108eaa94bd7816bff6b4dc696be39', null),
@@ -921,7 +924,6 @@ as $expected$
     ('function', 'dispatcher.list_agents(dispatcher.claimant,uuid[],timestamp with time zone[],timestamp with time zone)', '6624180be0971baeb567e79cf103e13f', null),
     ('function', 'dispatcher.live_wakes_of_gateway(uuid)', 'bd4ebdffe247fcd714c64519507bc42d', null),
     ('function', 'dispatcher.lock_agent(dispatcher.claimant,uuid)', 'c008fe0ffb2e2a67eee0076c15a89c1b', null),
-    ('function', 'dispatcher.lock_budget(uuid,text,text,text,uuid)', '46148dc9685701af2bbf95871537c4c0', null),
     ('function', 'dispatcher.lock_gateway(uuid)', '564192a614a0694cc77948c402552c0f', null),
     ('function', 'dispatcher.lock_inbox_lease(uuid,uuid,text[],uuid)', '34569f6f17dcabe3feb4ef101915026c', null),
     ('function', 'dispatcher.lock_routes(dispatcher.tick)', '015b490b2290b0f282d42c7b7da24d33', null),
@@ -1122,6 +1124,7 @@ as $expected$
     ('function', 'dispatcher.workflow_spend(uuid,timestamp with time zone[])', '666a255bb4cba98ae2290b7e060e34ff', null),
     ('function', 'dispatcher.workflow_timeout_minutes(uuid,text)', '93f75e3ae2d2056738e7cba04e0f998c', null),
     ('function', 'dispatcher.workflow_usage_values(jsonb)', '333def7b0f747eacfaef9d6e81c7e937', null),
+    ('function', 'dispatcher.write_budget(jsonb)', 'feadc4d0b7a2ebfc6c78f4da4c9bd2d0', null),
     ('function', 'dispatcher.write_respawn(dispatcher.claimant,public.workflow_runs,uuid,uuid)', 'dbd647647b2ebae0d181a8b5a8b69a32', null),
     ('function', 'dispatcher.write_run_events(public.workflow_run_events[])', 'c349246d5996b7fa68e1573e6c9a1c3c', null),
     ('function', 'dispatcher.write_wake(dispatcher.claimant,dispatcher.gate_facts,text,uuid)', 'd630c6b46b847e59b9e6d0b6eda93799', null),
@@ -1136,7 +1139,7 @@ as $expected$
     ('function', 'public.complete_workflow_run(uuid,uuid,text,jsonb,jsonb,uuid)', '68f398879dc7d8d034c7a85b012c3b86', null),
     ('function', 'public.correct_workflow_usage(uuid,uuid,jsonb,text,text,text)', '2993348bc3ed157c06c24a9607335fe4', null),
     ('function', 'public.current_tenant_id()', '7dabff2658a54e74d1c7e2280b5b50a6', 'public.current_tenant_id()'),
-    ('function', 'public.deactivate_budget(uuid,text)', '05b185c34f80c51a22ce2fcc6cc616b5', null),
+    ('function', 'public.deactivate_budget(uuid,text,text)', '9b7705623e57bc970587a729ed544081', null),
     ('function', 'public.dispatch_workflows(uuid,text,jsonb)', '1dfc4747dcb2d3084ca6122b44941948', null),
     ('function', 'public.dispatcher_gauges(uuid)', 'cafcb3b206f724b185e69c303dc46d65', null),
     ('function', 'public.dispatcher_holders(uuid,text)', '356d80234025e35de1222705a200e9c1', null),
@@ -1171,7 +1174,7 @@ as $expected$
     ('function', 'public.respawn_workflow_run(uuid,uuid,uuid,uuid)', '7baa250aed70445ab90c5ed186276f5a', null),
     ('function', 'public.retry_workflow_run(uuid,uuid,text,text)', '538ebc5a317220041dde441812655c98', null),
     ('function', 'public.seed_workflow_routes(uuid)', 'a54aefb79369337fafba8c857a89f2fb', null),
-    ('function', 'public.set_budget(uuid,text,text,text,text,numeric,bigint,text,text,boolean,uuid)', '60a0b6006c2677c26621edbdd4531762', null),
+    ('function', 'public.set_budget(uuid,text,text,text,text,numeric,bigint,text,text,boolean,uuid,text,boolean,text)', 'c38d316cade4e96572faa797e962cebb', null),
     ('function', 'public.set_workflow_route(uuid,text,text,integer,integer,integer)', 'b40a8472873aceb0275ab3a6467724d4', null),
     ('function', 'public.show_workflow_run(uuid,uuid)', '7aae63b5eb310991c15a6dadce38a92b', null),
     ('function', 'public.stop_dispatcher_instance(uuid)', '647f0429f368bc1c4e93d1aff82491c3', null),
@@ -1529,9 +1532,11 @@ as $expected$
     ('right', 'service_role function dispatcher.budget_periods(uuid,timestamp with time zone)', 'execute', null),
     ('right', 'service_role function dispatcher.budget_verdict(dispatcher.evaluated_budget[],text,text,text,numeric,numeric)', 'execute', null),
     ('right', 'service_role function dispatcher.budgets_named(uuid,text)', 'execute', null),
+    ('right', 'service_role function dispatcher.budgets_to_set(uuid,uuid,text,text,text,text)', 'execute', null),
     ('right', 'service_role function dispatcher.busy_agent(uuid)', 'execute', null),
     ('right', 'service_role function dispatcher.cap_of(dispatcher.evaluated_budget)', 'execute', null),
     ('right', 'service_role function dispatcher.chained_items(dispatcher.claimant,integer)', 'execute', null),
+    ('right', 'service_role function dispatcher.changed_budget(jsonb,jsonb)', 'execute', null),
     ('right', 'service_role function dispatcher.claim_at_sweep(dispatcher.claimant,integer,uuid)', 'execute', null),
     ('right', 'service_role function dispatcher.claim_one_wake(dispatcher.claimant,uuid,text,uuid[],uuid)', 'execute', null),
     ('right', 'service_role function dispatcher.claim_waiting_wakes(uuid,integer,uuid)', 'execute', null),
@@ -1547,6 +1552,7 @@ as $expected$
     ('right', 'service_role function dispatcher.deadline_of_run(timestamp with time zone,integer)', 'execute', null),
     ('right', 'service_role function dispatcher.definition_remedy(text,text,text)', 'execute', null),
     ('right', 'service_role function dispatcher.depth_of_post(public.agent_wakes)', 'execute', null),
+    ('right', 'service_role function dispatcher.differences(jsonb,jsonb)', 'execute', null),
     ('right', 'service_role function dispatcher.dispatch_queued_runs(dispatcher.tick)', 'execute', null),
     ('right', 'service_role function dispatcher.dispatch_runs(dispatcher.run_choice[])', 'execute', null),
     ('right', 'service_role function dispatcher.dispatcher_gateway_topic(uuid)', 'execute', null),
@@ -1651,7 +1657,6 @@ as $expected$
     ('right', 'service_role function dispatcher.list_agents(dispatcher.claimant,uuid[],timestamp with time zone[],timestamp with time zone)', 'execute', null),
     ('right', 'service_role function dispatcher.live_wakes_of_gateway(uuid)', 'execute', null),
     ('right', 'service_role function dispatcher.lock_agent(dispatcher.claimant,uuid)', 'execute', null),
-    ('right', 'service_role function dispatcher.lock_budget(uuid,text,text,text,uuid)', 'execute', null),
     ('right', 'service_role function dispatcher.lock_gateway(uuid)', 'execute', null),
     ('right', 'service_role function dispatcher.lock_inbox_lease(uuid,uuid,text[],uuid)', 'execute', null),
     ('right', 'service_role function dispatcher.lock_routes(dispatcher.tick)', 'execute', null),
@@ -1852,6 +1857,7 @@ as $expected$
     ('right', 'service_role function dispatcher.workflow_spend(uuid,timestamp with time zone[])', 'execute', null),
     ('right', 'service_role function dispatcher.workflow_timeout_minutes(uuid,text)', 'execute', null),
     ('right', 'service_role function dispatcher.workflow_usage_values(jsonb)', 'execute', null),
+    ('right', 'service_role function dispatcher.write_budget(jsonb)', 'execute', null),
     ('right', 'service_role function dispatcher.write_respawn(dispatcher.claimant,public.workflow_runs,uuid,uuid)', 'execute', null),
     ('right', 'service_role function dispatcher.write_run_events(public.workflow_run_events[])', 'execute', null),
     ('right', 'service_role function dispatcher.write_wake(dispatcher.claimant,dispatcher.gate_facts,text,uuid)', 'execute', null),
@@ -1866,7 +1872,7 @@ as $expected$
     ('right', 'service_role function public.complete_workflow_run(uuid,uuid,text,jsonb,jsonb,uuid)', 'execute', null),
     ('right', 'service_role function public.correct_workflow_usage(uuid,uuid,jsonb,text,text,text)', 'execute', null),
     ('right', 'service_role function public.current_tenant_id()', 'execute', 'public.current_tenant_id()'),
-    ('right', 'service_role function public.deactivate_budget(uuid,text)', 'execute', null),
+    ('right', 'service_role function public.deactivate_budget(uuid,text,text)', 'execute', null),
     ('right', 'service_role function public.dispatch_workflows(uuid,text,jsonb)', 'execute', null),
     ('right', 'service_role function public.dispatcher_gauges(uuid)', 'execute', null),
     ('right', 'service_role function public.dispatcher_holders(uuid,text)', 'execute', null),
@@ -1901,7 +1907,7 @@ as $expected$
     ('right', 'service_role function public.respawn_workflow_run(uuid,uuid,uuid,uuid)', 'execute', null),
     ('right', 'service_role function public.retry_workflow_run(uuid,uuid,text,text)', 'execute', null),
     ('right', 'service_role function public.seed_workflow_routes(uuid)', 'execute', null),
-    ('right', 'service_role function public.set_budget(uuid,text,text,text,text,numeric,bigint,text,text,boolean,uuid)', 'execute', null),
+    ('right', 'service_role function public.set_budget(uuid,text,text,text,text,numeric,bigint,text,text,boolean,uuid,text,boolean,text)', 'execute', null),
     ('right', 'service_role function public.set_workflow_route(uuid,text,text,integer,integer,integer)', 'execute', null),
     ('right', 'service_role function public.show_workflow_run(uuid,uuid)', 'execute', null),
     ('right', 'service_role function public.stop_dispatcher_instance(uuid)', 'execute', null),
@@ -2074,7 +2080,7 @@ begin
   exception when lock_not_available then
     null;  -- Which revision this is must be told all the same.
   end;
-  return jsonb_build_object('revision', 56, 'fingerprint', 'afd53215a5e4cd6cd2b6a16efb0123ffa7dcb9c8266023cabfe17f031624a03b', 'drift', v_drift);
+  return jsonb_build_object('revision', 58, 'fingerprint', '12dca4ec99a411bfe1c36a8e6b5fd2ce01e3c17959e09acae532e5e2a9dae81f', 'drift', v_drift);
 end
 $$;
 comment on function public.dispatcher_schema() is
@@ -2089,7 +2095,7 @@ select dispatcher.drop_retired_objects();
 
 select dispatcher.restrict_functions(array['dispatcher_schema']);
 select dispatcher.mend_rights();
-select dispatcher.record_definitions('afd53215a5e4cd6cd2b6a16efb0123ffa7dcb9c8266023cabfe17f031624a03b');
+select dispatcher.record_definitions('12dca4ec99a411bfe1c36a8e6b5fd2ce01e3c17959e09acae532e5e2a9dae81f');
 
 notify pgrst, 'reload schema';
 commit;

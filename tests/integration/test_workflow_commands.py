@@ -193,6 +193,29 @@ def test_budgets(terminal: Terminal, runs: Workflows) -> None:
     assert "No budget" in terminal.text("budgets", "deactivate", "nobody", code=1)
 
 
+def test_m3_a_change_keeps_what_is_not_given_and_shows_before_and_after(terminal: Terminal, runs: Workflows) -> None:
+    made = terminal.json(
+        "budgets", "set", "All", "--cap-usd", "10", "--action", "hard_stop", "--timezone", "Asia/Tokyo"
+    )
+    said = terminal.text("budgets", "change", "All", "--cap-usd", "20")
+    assert ("cap_usd: 10" in said, "-> 20" in said) == (True, True)
+    changed = terminal.json("budgets", "change", made["budget"]["id"], "--name", "Whole", "--fail-closed")
+    assert changed["changed"] == {"name": ["All", "Whole"], "fail_closed": [False, True]}
+    kept = runs.database.row("select * from public.budgets")
+    assert (kept["action_on_exceed"], kept["timezone"], kept["cap_usd"]) == ("hard_stop", "Asia/Tokyo", 20)
+    assert "is as it was" in terminal.text("budgets", "set", "Whole", "--cap-usd", "20")
+    assert "No active budget" in terminal.text("budgets", "change", "nobody", "--cap-usd", "1", code=1)
+    assert "another active budget" in terminal.text("budgets", "set", "Mine", "--cap-usd", "1", code=1)
+
+
+def test_m17_an_operator_corrects_a_cost(terminal: Terminal, runs: Workflows) -> None:
+    run = runs.done(cost=2)
+    assert "booked -1.5 USD" in terminal.text("runs", "usage", str(run), "--cost-usd", "0.5", "--reason", "the bill")
+    assert [row["source"] for row in terminal.json("runs", "show", str(run))["bookings"]] == ["report", "correction"]
+    assert "--cost-usd" in terminal.text("runs", "usage", str(run), code=2)
+    assert "Nobody has worked" in terminal.text("runs", "usage", str(runs.run()), "--cost-usd", "1", code=1)
+
+
 def test_a_name_that_several_active_budgets_have_ends_none(terminal: Terminal, runs: Workflows) -> None:
     runs.route()
     whole = str(runs.budget(1, name="Cap"))

@@ -785,6 +785,66 @@ def test_budgets_are_set_listed_and_deactivated(runs: Workflows) -> None:
     assert runs.call("deactivate_budget", p_tenant_id=runs.tenant, p_budget="x")["code"] == "not_found"
 
 
+def set_budget(runs: Workflows, name: str, **more: object) -> Any:
+    return runs.call("set_budget", p_tenant_id=runs.tenant, p_name=name, p_actor="operator:ann", **more)
+
+
+def test_m3_what_is_not_given_is_kept(runs: Workflows) -> None:
+    strict: dict[str, object] = {
+        "p_scope": "agent",
+        "p_scope_id": "coder",
+        "p_period": "daily",
+        "p_timezone": "Europe/Berlin",
+        "p_action": "hard_stop",
+        "p_fail_closed": True,
+    }
+    made = set_budget(runs, "Coder", p_cap_usd=10, **strict)
+    assert (made["code"], made["created"], made["changed"]) == ("ok", True, {})
+    raised = set_budget(runs, "Coder", p_cap_usd=20)
+    assert (raised["created"], raised["changed"]) == (False, {"cap_usd": [10, 20]})
+    kept = {
+        name: made["budget"][name]
+        for name in ("id", "scope", "scope_id", "period", "timezone", "action_on_exceed", "fail_closed")
+    }
+    assert kept.items() <= raised["budget"].items()
+    assert set_budget(runs, "Coder", p_cap_usd=20)["changed"] == {}
+    assert set_budget(runs, "Coder", p_cap_tokens=5)["changed"] == {"cap_usd": [20, None], "cap_tokens": [None, 5]}
+    assert set_budget(runs, "Coder", p_fail_closed=False)["changed"] == {"fail_closed": [True, False]}
+    audit = runs.database.rows("select actor, action, target, before, after from workflow_audit_log order by id")
+    assert [(line["actor"], line["action"]) for line in audit] == [("operator:ann", "set_budget")] * 4
+    assert (audit[1]["before"]["cap_usd"], audit[1]["after"]["cap_usd"]) == (10, 20)
+    assert {line["target"] for line in audit} == {f"budget:{made['budget']['id']}"}
+
+
+def test_m3_a_name_never_takes_another_budget(runs: Workflows) -> None:
+    first = runs.budget(1, "hard_stop", name="All", period="monthly")
+    refused = set_budget(runs, "Mine", p_cap_usd=5)  # of the fleet and a month, as the other
+    assert (refused["applied"], refused["code"]) == (False, "exists")
+    assert f"All ({first})" in refused["faults"][0]
+    daily = set_budget(runs, "All", p_cap_usd=2, p_period="daily")
+    assert (daily["code"], daily["created"]) == ("ok", True)
+    several = set_budget(runs, "All", p_cap_usd=3)
+    assert (several["code"], len(several["budgets"])) == ("ambiguous", 2)
+    one = set_budget(runs, "All", p_cap_usd=3, p_period="monthly")
+    assert (one["budget"]["id"], one["changed"]) == (str(first), {"cap_usd": [1, 3]})
+    renamed = set_budget(runs, "whatever", p_budget_id=first, p_new_name="Month")
+    assert renamed["changed"] == {"name": ["All", "Month"]}
+    assert set_budget(runs, "Moon", p_cap_usd=3, p_only_change=True)["code"] == "not_found"
+    assert set_budget(runs, "New", p_scope="agent", p_scope_id="ada")["code"] == "invalid"  # no cap
+    rows = runs.database.rows("select name, action_on_exceed from budgets order by created_at")
+    assert [(row["name"], row["action_on_exceed"]) for row in rows] == [("Month", "hard_stop"), ("All", "warn")]
+
+
+def test_m3_an_end_is_audited(runs: Workflows) -> None:
+    budget = runs.budget(1, name="All")
+    for _ in range(2):
+        runs.call("deactivate_budget", p_tenant_id=runs.tenant, p_budget="All", p_actor="operator:ann")
+    audit = runs.database.rows("select actor, action, target from workflow_audit_log")
+    assert [(line["actor"], line["action"], line["target"]) for line in audit] == [
+        ("operator:ann", "deactivate_budget", f"budget:{budget}")
+    ]
+
+
 def test_a_name_ends_a_budget_only_where_it_says_which(runs: Workflows) -> None:
     def end(what: object) -> dict[str, Any]:
         return runs.call("deactivate_budget", p_tenant_id=runs.tenant, p_budget=str(what))

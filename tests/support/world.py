@@ -251,6 +251,8 @@ ARGUMENTS: Final[dict[str, Value]] = {
     "p_limit": lambda side: 10,
     "p_live_wake_ids": lambda side: [side.wake],
     "p_max_concurrent": lambda side: 5,
+    "p_new_name": lambda side: None,
+    "p_only_change": lambda side: False,
     "p_name": lambda side: f"{side.name} second budget",
     "p_nonce": lambda side: uuid.uuid4(),
     "p_not_before": lambda side: None,

@@ -96,13 +96,18 @@ class Connection:
             raise GatewaySilent(f"{method}: {_closed_words(error)}") from None
         finally:
             self._waiting.pop(number, None)
+            if answer.done() and not answer.cancelled():
+                answer.exception()  # looked at: it may have come while the request was still on its way
 
     async def close(self) -> None:
         """Says goodbye, for a moment at most."""
-        with suppress(Exception):
-            async with asyncio.timeout(CLOSE_SECONDS):
-                await self._socket.close()
-        self._reader.cancel()
+        try:
+            with suppress(Exception):
+                async with asyncio.timeout(CLOSE_SECONDS):
+                    await self._socket.close()
+        finally:
+            self._socket.transport.abort()  # what a Gateway that reads nothing was still to be sent would keep it open
+            self._reader.cancel()
         with suppress(asyncio.CancelledError):
             await self._reader
 

@@ -7,6 +7,7 @@ is tried about once a second, so that work goes on within two seconds of its ret
 from __future__ import annotations
 
 import asyncio
+import concurrent.futures
 import random
 import time
 from collections.abc import Callable, Mapping
@@ -90,9 +91,10 @@ class GatewayLink(Service):
             raise GatewayUnavailable("the link is closed") from None
         try:
             return answer.result(timeout + HANDOVER_SECONDS)
-        except (TimeoutError, asyncio.CancelledError):
+        except (TimeoutError, concurrent.futures.CancelledError):  # or the link was closed meanwhile
             answer.cancel()
-            raise GatewaySilent(f"{method}: no answer within {timeout:g} s") from None
+            words = "the link was closed" if self.stopping.is_set() else f"no answer within {timeout:g} s"
+            raise GatewaySilent(f"{method}: {words}") from None
 
     def look_now(self) -> None:
         """Something went wrong that may be the Gateway's fault: looks at it at once."""

@@ -17,6 +17,7 @@ from dispatcher.openclaw.gateway import Abort, Gateway, KnownAgent
 from dispatcher.openclaw.link import GatewayLink
 from dispatcher.openclaw.state import GatewayState, LinkTimings
 from tests.support.gateway import (
+    TOKEN,
     WORK_START_CHANGED,
     ScriptedGateway,
     error,
@@ -36,7 +37,7 @@ class Linked:
         self.file = file
         self.states: list[GatewayState] = []
         self.slow_calls: list[str] = []
-        self.configure(gateway.config())
+        self.configure(gateway.config(auth={"mode": "token", "token": TOKEN}))
         finder = EndpointFinder([file], {})
         self.link = GatewayLink(finder.find, changed=finder.signature, on_state=self.states.append, timings=timings)
         self.gateway = Gateway(self.link, self._slow)
@@ -406,3 +407,25 @@ def test_a_link_that_was_never_started_refuses_calls_and_stops(gateway: Scripted
     linked.link.request_stop()
     linked.link.start()
     assert linked.link.join(5)
+
+
+def test_a_stop_ends_a_call_that_cannot_be_sent(gateway: ScriptedGateway, linked: Linked) -> None:
+    """A Gateway that hangs reads nothing: what is asked then stays in the way to it."""
+    answers: list[object] = []
+
+    def call() -> None:
+        try:
+            answers.append(linked.link.call("agents.list", {"filler": "x" * 900_000}, 20))
+        except BaseException as problem:  # noqa: BLE001 - looked at below
+            answers.append(problem)
+
+    gateway.hang()
+    callers = [threading.Thread(target=call, daemon=True) for _ in range(40)]
+    for caller in callers:
+        caller.start()
+    linked.until("hung")
+    linked.link.request_stop()
+    for caller in callers:
+        caller.join(10)
+    assert len(answers) == len(callers)
+    assert [answer for answer in answers if not isinstance(answer, GatewayError)] == []

@@ -286,7 +286,7 @@ def test_c25_where_no_wake_is_known_a_second_lease_needs_its_token(either: Agent
 
 
 def test_c25_an_attempt_that_another_wake_replaced_takes_nothing(agent: Agent) -> None:
-    agent.item()
+    item_id = agent.item()
     gateway = agent.database.value("select gateway_id from public.agents where id = %s", (agent.id,))
     agent.seed.insert(
         "agent_wakes", tenant_id=agent.seed.tenant_id, agent_id=agent.id, gateway_id=gateway, path="event",
@@ -294,6 +294,7 @@ def test_c25_an_attempt_that_another_wake_replaced_takes_nothing(agent: Agent) -
     )  # fmt: skip
     refused = agent.answer(3, "hq_inbox_process", DISPATCHER_WAKE_ID=str(uuid.uuid4()))
     assert (refused["code"], refused["agent"]) == ("wake_over", agent.slug)
+    assert agent.row(item_id)["status"] == "pending"
     wrong = agent.run("hq_inbox_process", DISPATCHER_WAKE_ID="7")
     assert (wrong.returncode, "DISPATCHER_WAKE_ID must be a uuid" in wrong.stderr) == (2, True)
 

@@ -40,3 +40,4 @@ def rig(kit: Any) -> Iterator[Any]:
         (directory / file).unlink(missing_ok=True)
     with kit.Rig(directory, ["ada", "grace"]) as started:
         yield started
+    started.provider._log.close()  # which the kit leaves open

@@ -21,12 +21,7 @@ from dispatcher.openclaw.gateway import Gateway, Task
 from dispatcher.openclaw.link import GatewayLink
 from tests.support.waiting import wait_until
 
-pytestmark = [
-    pytest.mark.openclaw,
-    pytest.mark.timeout(400),
-    # The kit leaves the log of its model open.
-    pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning"),
-]
+pytestmark = [pytest.mark.openclaw, pytest.mark.timeout(400)]
 KEY = "agent:ada:inbox-test"
 CALLS = 50
 

@@ -455,6 +455,8 @@ CREATE FUNCTION dispatcher.apply_report(p_report jsonb, p_gateway_id uuid) RETUR
 declare
   v_answer jsonb;
 begin
+  -- What a trigger puts off until the commit would take the reports of all with it: it speaks here, for this one alone.
+  set constraints all deferred;
   if not exists (select from public.agent_wakes
                   where id = (p_report ->> 'wake_id')::uuid and gateway_id = p_gateway_id) then
     return jsonb_build_object('wake_id', p_report ->> 'wake_id', 'applied', false, 'code', 'not_found');
@@ -473,6 +475,7 @@ begin
       v_answer := jsonb_build_object('wake_id', p_report ->> 'wake_id', 'applied', false, 'code', 'invalid', 'error',
           'unknown report');
   end case;
+  set constraints all immediate;
   return v_answer;
 exception when lock_not_available then
   return jsonb_build_object('wake_id', p_report ->> 'wake_id', 'applied', false, 'code', 'busy');
@@ -976,15 +979,12 @@ declare
   v_queued integer;
 begin
   -- Whoever did not get a slot now waits for one.
-  with queued as (
+  v_queued := dispatcher.in_parts(p_sweeper, 'queue_agents', 'waitlist', array(
     select state.agent_id from public.agent_wake_state as state
       join dispatcher.agents as agent on agent.id = state.agent_id
      where agent.gateway_id = p_sweeper.gateway_id and agent.tenant_id = p_sweeper.tenant_id
        and state.waitlist_path = 'sweep' limit 500
-         for update of state skip locked)
-  update public.agent_wake_state as state set waitlist_path = 'waitlist' from queued
-      where state.agent_id = queued.agent_id;
-  get diagnostics v_queued = row_count;
+         for update of state skip locked));
   return jsonb_build_object('count', jsonb_array_length(v_claims), 'claims', v_claims, 'queued', v_queued, 'waiting',
     (select count(*) from public.agent_wake_state as state
        join dispatcher.agents as agent on agent.id = state.agent_id
@@ -1162,6 +1162,32 @@ $$;
 
 COMMENT ON FUNCTION dispatcher.close_leased_item(p_item_id uuid, p_outcome text, p_reason text) IS 'Writes how an item ends that the caller holds under its lease; the trigger of the table tells one that is given up.';
 
+CREATE FUNCTION dispatcher.close_leases(p_tenant_id uuid, p_gateway_id uuid, p_item_ids uuid[], p_outcome text) RETURNS void
+    LANGUAGE plpgsql
+    SET search_path TO ''
+    AS $$
+declare
+  v_half constant integer := coalesce(cardinality(p_item_ids), 0) / 2;
+begin
+  -- A side write. A lease left open owns nothing: its item is not leased any more, or was leased at another time.
+  update public.inbox_item_leases set closed_at = now(), outcome = p_outcome
+   where item_id in (select lease.item_id from public.inbox_item_leases as lease
+                      where lease.item_id = any (p_item_ids) and lease.closed_at is null for update skip locked);
+  perform dispatcher.settle_constraints('public.inbox_item_leases');
+exception when others then
+  if dispatcher.must_abort(sqlstate) then raise; end if;
+  if v_half = 0 then
+    perform dispatcher.note_fault(p_tenant_id, p_gateway_id, 'end of a lease',
+        format('item %s: %s (%s)', p_item_ids[1], sqlerrm, sqlstate));
+    return;
+  end if;
+  perform dispatcher.close_leases(p_tenant_id, p_gateway_id, p_item_ids[:v_half], p_outcome);
+  perform dispatcher.close_leases(p_tenant_id, p_gateway_id, p_item_ids[v_half + 1:], p_outcome);
+end
+$$;
+
+COMMENT ON FUNCTION dispatcher.close_leases(p_tenant_id uuid, p_gateway_id uuid, p_item_ids uuid[], p_outcome text) IS 'Closes the open leases of items that nobody holds. One that raises stays open and is noted; it owns nothing once its item is released.';
+
 CREATE FUNCTION dispatcher.column_remedy(p_name text, p_present text, p_expected text) RETURNS text
     LANGUAGE sql IMMUTABLE
     SET search_path TO ''
@@ -1240,15 +1266,22 @@ CREATE FUNCTION dispatcher.contained_claim(p_claimant dispatcher.claimant, p_cla
     SET search_path TO ''
     AS $$
 declare
+  v_answer jsonb;
   v_error text;
 begin
-  return dispatcher.claim_one_wake(p_claimant, (p_claim ->> 'agent_id')::uuid, coalesce(p_claim ->> 'path', 'event'),
-                                   dispatcher.hinted_ids(p_claim), p_request);
+  -- What a trigger puts off until the commit would take the claims of all with it: it speaks here, for this agent alone.
+  set constraints all deferred;
+  v_answer := dispatcher.claim_one_wake(p_claimant, (p_claim ->> 'agent_id')::uuid,
+      coalesce(p_claim ->> 'path', 'event'), dispatcher.hinted_ids(p_claim), p_request);
+  set constraints all immediate;
+  return v_answer;
 exception when lock_not_available then
   return dispatcher.busy_agent((p_claim ->> 'agent_id')::uuid);
 when others then
   if dispatcher.must_abort(sqlstate) then raise; end if;
   v_error := sqlerrm;
+  perform dispatcher.note_fault(p_claimant.tenant_id, p_claimant.gateway_id, 'claim',
+      format('agent %s: %s (%s)', p_claim ->> 'agent_id', v_error, sqlstate));
   return jsonb_build_object('granted', false, 'agent_id', p_claim -> 'agent_id', 'skip_reason', 'error', 'retry_in',
       null, 'failures', null,
                             'error', left(v_error, 500), 'error_code', sqlstate, 'agent_slug',
@@ -1577,6 +1610,7 @@ begin
   v_state := dispatcher.wake_end_state(v_wake, p_ending, p_exit_code);
   update public.agent_wakes set state = v_state, ended_at = now(), exit_code = p_exit_code, error = left(p_error, 2000)
       where id = p_wake_id;
+  perform dispatcher.must_be_written(found, 'end');
   update public.agent_wake_state as memory
      set last_ended_at = now(), last_end_state = v_state, updated_at = now(),
          consecutive_failures = dispatcher.failures_after(memory.consecutive_failures, v_state, p_ending,
@@ -1584,12 +1618,13 @@ begin
                                   and dispatcher.wake_has_progress(v_wake), v_settings.max_consecutive_failures)
    where memory.agent_id = v_wake.agent_id
   returning memory.consecutive_failures into v_failures;
+  perform dispatcher.must_be_written(found, 'end');
   v_dead := dispatcher.settle_items_of_wake(v_wake, v_state, p_ending, p_error);
   if v_wake.started_at is null then
     perform dispatcher.stamp_items(v_wake, null);
   end if;
   if v_failures >= v_settings.max_consecutive_failures then
-    perform dispatcher.mark_agent_stalled(v_wake.agent_id, case when p_ending = 'agent_refused'
+    perform dispatcher.stall_at_end(v_wake, case when p_ending = 'agent_refused'
         then format('It cannot be started: %s', left(p_error, 500)) end);
   end if;
   return jsonb_build_object('wake_id', p_wake_id, 'applied', true, 'code', 'ok', 'state', v_state, 'agent_id',
@@ -1752,13 +1787,12 @@ $$;
 
 COMMENT ON FUNCTION dispatcher.expire_items(p_agent_ids uuid[], p_item_ids uuid[], p_reason text) IS 'Ends pending and failed items by an operator''s hand and marks them so, at most 500; answers which. What somebody holds is left alone.';
 
-CREATE FUNCTION dispatcher.expire_stale_items(p_sweeper dispatcher.claimant, p_limit integer) RETURNS integer
+CREATE FUNCTION dispatcher.expire_picked(p_sweeper dispatcher.claimant, p_item_ids uuid[]) RETURNS integer
     LANGUAGE plpgsql
     SET search_path TO ''
     AS $$
 declare
-  -- Read once: where it stands in the statement, a function that locks is called again for every row that is looked at.
-  v_ids constant uuid[] := dispatcher.stale_item_ids(p_sweeper, p_limit);
+  v_count integer;
 begin
   update dispatcher.agent_inbox_items as item
      set status = 'failed', attempt_count = greatest(item.attempt_count, item.max_attempts), failed_at = now(),
@@ -1766,12 +1800,25 @@ begin
          context = dispatcher.merge_inbox_context(item.context, jsonb_build_object(
            'last_failure_reason', format('stale: pending for more than %s h',
                (p_sweeper.settings).stale_item_age_hours)))
-   where item.id = any (v_ids);
-  return cardinality(v_ids);
+   where item.id = any (p_item_ids);
+  get diagnostics v_count = row_count;
+  return v_count;
 end
 $$;
 
-COMMENT ON FUNCTION dispatcher.expire_stale_items(p_sweeper dispatcher.claimant, p_limit integer) IS 'Stale items fail for good, reason recorded.';
+COMMENT ON FUNCTION dispatcher.expire_picked(p_sweeper dispatcher.claimant, p_item_ids uuid[]) IS 'Stale items fail for good, reason recorded; answers how many did.';
+
+CREATE FUNCTION dispatcher.expire_stale_items(p_sweeper dispatcher.claimant, p_limit integer) RETURNS integer
+    LANGUAGE plpgsql
+    SET search_path TO ''
+    AS $$
+begin
+  return dispatcher.in_parts(p_sweeper, 'expire_picked', 'expiry of an item',
+      dispatcher.stale_item_ids(p_sweeper, p_limit));
+end
+$$;
+
+COMMENT ON FUNCTION dispatcher.expire_stale_items(p_sweeper dispatcher.claimant, p_limit integer) IS 'Stale items fail for good; one that raises costs no other.';
 
 CREATE FUNCTION dispatcher.failures_after(p_before integer, p_state text, p_ending text, p_has_progress boolean, p_max integer) RETURNS integer
     LANGUAGE sql IMMUTABLE
@@ -1919,6 +1966,7 @@ declare
   v_seen integer := 0;
   v_last uuid;
 begin
+  perform set_config('lock_timeout', '100ms', true);
   for v_agent in select * from dispatcher.agents_with_work(p_sweeper, (p_cursor ->> 'after')::uuid, p_limit) loop
     v_seen := v_seen + 1;
     v_last := v_agent.agent_id;
@@ -2092,18 +2140,27 @@ CREATE FUNCTION dispatcher.finite_time(p_at timestamp with time zone) RETURNS ti
 
 COMMENT ON FUNCTION dispatcher.finite_time(p_at timestamp with time zone) IS 'A time as it is shown; NULL for an infinite one, which is no known time.';
 
-CREATE FUNCTION dispatcher.forget_old_instances(p_gateway_id uuid) RETURNS void
-    LANGUAGE sql
+CREATE FUNCTION dispatcher.forget_old_instances(p_tenant_id uuid, p_gateway_id uuid) RETURNS void
+    LANGUAGE plpgsql
     SET search_path TO ''
     AS $$
+begin
   delete from public.dispatcher_instances where id in (
     select old.id from public.dispatcher_instances as old
      where old.gateway_id = p_gateway_id and old.last_heartbeat_at < now() - interval '7 days'
        and not exists (select from public.agent_wakes as wake where wake.instance_id = old.id and wake.ended_at is null)
-     limit 500 for update skip locked)
+     limit 500 for update skip locked);
+  perform dispatcher.settle_constraints(touched.name::regclass)
+     from unnest(array['public.dispatcher_instances', 'public.agent_wakes']) as touched (name);
+exception when others then
+  -- Their wakes lose them with it: what a neighbour's trigger makes of that keeps no daemon from its start.
+  if dispatcher.must_abort(sqlstate) then raise; end if;
+  perform dispatcher.note_fault(p_tenant_id, p_gateway_id, 'removal of old instances',
+      format('%s (%s)', sqlerrm, sqlstate));
+end
 $$;
 
-COMMENT ON FUNCTION dispatcher.forget_old_instances(p_gateway_id uuid) IS 'Daemons of a gateway that were last heard of a week ago go, unless a wake of theirs is open.';
+COMMENT ON FUNCTION dispatcher.forget_old_instances(p_tenant_id uuid, p_gateway_id uuid) IS 'Daemons of a gateway that were last heard of a week ago go, unless a wake of theirs is open. Never fails.';
 
 CREATE FUNCTION dispatcher.forgotten_leases(p_sweeper dispatcher.claimant, p_limit integer) RETURNS SETOF public.agent_wakes
     LANGUAGE sql STABLE
@@ -2240,7 +2297,7 @@ $$;
 
 COMMENT ON FUNCTION dispatcher.give_up_items(p_item_ids uuid[], p_reason text) IS 'dead_letter with its reason, for those that nobody holds; answers which.';
 
-CREATE FUNCTION dispatcher.give_up_spent_items(p_sweeper dispatcher.claimant, p_limit integer) RETURNS integer
+CREATE FUNCTION dispatcher.give_up_spent(p_sweeper dispatcher.claimant, p_item_ids uuid[]) RETURNS integer
     LANGUAGE plpgsql
     SET search_path TO ''
     AS $$
@@ -2251,13 +2308,10 @@ declare
   v_count integer := 0;
 begin
   for v_agent in
-    select spent.agent_id, array_agg(spent.item_id) as item_ids from dispatcher.spent_items(p_sweeper, p_limit) as spent
-        group by spent.agent_id
+    select item.agent_id, array_agg(item.id) as item_ids from dispatcher.agent_inbox_items as item
+     where item.id = any (p_item_ids) group by item.agent_id
   loop
-    update public.inbox_item_leases set closed_at = now(), outcome = 'dead_letter'
-     where item_id in (select lease.item_id from public.inbox_item_leases as lease
-                        where lease.item_id = any (v_agent.item_ids) and lease.closed_at is null
-                            for update skip locked);
+    perform dispatcher.close_leases(p_sweeper.tenant_id, p_sweeper.gateway_id, v_agent.item_ids, 'dead_letter');
     v_dead := dispatcher.give_up_items(v_agent.item_ids, v_reason);
     perform dispatcher.tell_dead_letters(v_agent.agent_id, v_dead, v_reason);
     v_count := v_count + cardinality(v_dead);
@@ -2266,7 +2320,19 @@ begin
 end
 $$;
 
-COMMENT ON FUNCTION dispatcher.give_up_spent_items(p_sweeper dispatcher.claimant, p_limit integer) IS 'Items without attempts left become dead_letter, with the reason; one notification per agent.';
+COMMENT ON FUNCTION dispatcher.give_up_spent(p_sweeper dispatcher.claimant, p_item_ids uuid[]) IS 'Items without attempts left become dead_letter, with the reason; one notification per agent. Answers how many did.';
+
+CREATE FUNCTION dispatcher.give_up_spent_items(p_sweeper dispatcher.claimant, p_limit integer) RETURNS integer
+    LANGUAGE plpgsql
+    SET search_path TO ''
+    AS $$
+begin
+  return dispatcher.in_parts(p_sweeper, 'give_up_spent', 'end of an item without attempts',
+      array(select spent.item_id from dispatcher.spent_items(p_sweeper, p_limit) as spent));
+end
+$$;
+
+COMMENT ON FUNCTION dispatcher.give_up_spent_items(p_sweeper dispatcher.claimant, p_limit integer) IS 'Items without attempts left become dead_letter; one that raises costs no other.';
 
 CREATE FUNCTION dispatcher.granted_rights() RETURNS TABLE(kind text, name text, column_name text, grantee text, privilege text, grantor text, by_owner boolean)
     LANGUAGE sql STABLE
@@ -2856,6 +2922,36 @@ $$;
 
 COMMENT ON FUNCTION dispatcher.holds_of(p_groups dispatcher.waiting_group[], p_closed jsonb) IS 'Which budgets hold which types, before a pass and since it.';
 
+CREATE FUNCTION dispatcher.in_parts(p_sweeper dispatcher.claimant, p_step text, p_what text, p_ids uuid[]) RETURNS integer
+    LANGUAGE plpgsql
+    SET search_path TO ''
+    AS $_$
+declare
+  v_half constant integer := coalesce(cardinality(p_ids), 0) / 2;
+  v_count integer;
+begin
+  if coalesce(cardinality(p_ids), 0) = 0 then
+    return 0;
+  end if;
+  -- What a trigger puts off until the commit speaks here, while it can still be told whose row it is about.
+  set constraints all deferred;
+  execute format('select dispatcher.%I($1, $2)', p_step) into v_count using p_sweeper, p_ids;
+  set constraints all immediate;
+  return coalesce(v_count, 0);
+exception when others then
+  if dispatcher.must_abort(sqlstate) or sqlstate = '55P03' then raise; end if;
+  if v_half = 0 then
+    perform dispatcher.note_fault(p_sweeper.tenant_id, p_sweeper.gateway_id, p_what,
+        format('%s: %s (%s)', p_ids[1], sqlerrm, sqlstate));
+    return 0;
+  end if;
+  return dispatcher.in_parts(p_sweeper, p_step, p_what, p_ids[:v_half])
+         + dispatcher.in_parts(p_sweeper, p_step, p_what, p_ids[v_half + 1:]);
+end
+$_$;
+
+COMMENT ON FUNCTION dispatcher.in_parts(p_sweeper dispatcher.claimant, p_step text, p_what text, p_ids uuid[]) IS 'Takes a step, a function (sweeper, ids) that answers how many rows it changed, for all ids at once; where that raises, for each half. What raises for one id alone is noted as p_what and costs no other. Answers the sum.';
+
 CREATE FUNCTION dispatcher.inbox_close_verdict(p_item_id uuid, p_code text) RETURNS jsonb
     LANGUAGE sql STABLE
     SET search_path TO ''
@@ -3320,6 +3416,8 @@ CREATE FUNCTION dispatcher.lease_due_items(p_tenant_id uuid, p_agent_id uuid, p_
     AS $$
 declare
   v_wanted integer := p_wanted;
+  v_is_leased boolean;
+  v_raises boolean := false;
   v_item_id uuid;
   v_items jsonb;
 begin
@@ -3329,12 +3427,15 @@ begin
      order by due.created_at, due.id
      limit 200 -- lets the planner walk the index instead of sorting the backlog; far more than others can hold locked
   loop
-    if dispatcher.lease_one_inbox_item(v_item_id, p_lease_seconds, p_lease_token, p_wake_id) then
-      v_wanted := v_wanted - 1;
-    end if;
+    v_is_leased := dispatcher.lease_one_inbox_item(v_item_id, p_lease_seconds, p_lease_token, p_wake_id);
+    v_raises := v_raises or v_is_leased is null;
+    v_wanted := v_wanted - coalesce(v_is_leased, false)::integer;
     exit when v_wanted = 0;
   end loop;
   v_items := dispatcher.inbox_items_of_lease(p_agent_id, p_lease_token);
+  if jsonb_array_length(v_items) = 0 and v_raises then
+    return null;
+  end if;
   if jsonb_array_length(v_items) = 0 then
     -- An agent must not be told that its inbox is empty because a daemon stamps its item at this moment.
     perform dispatcher.lease_busy_inbox_item(p_tenant_id, p_agent_id, p_lease_seconds, p_lease_token, p_wake_id);
@@ -3344,7 +3445,7 @@ begin
 end
 $$;
 
-COMMENT ON FUNCTION dispatcher.lease_due_items(p_tenant_id uuid, p_agent_id uuid, p_wanted integer, p_lease_seconds integer, p_lease_token uuid, p_wake_id uuid) IS 'Leases up to p_wanted due items of an agent, oldest first, in the wake p_wake_id; answers what the token holds then.';
+COMMENT ON FUNCTION dispatcher.lease_due_items(p_tenant_id uuid, p_agent_id uuid, p_wanted integer, p_lease_seconds integer, p_lease_token uuid, p_wake_id uuid) IS 'Leases up to p_wanted due items of an agent, oldest first, in the wake p_wake_id; answers what the token holds then; NULL when it holds nothing because what is due raises.';
 
 CREATE FUNCTION dispatcher.lease_one_inbox_item(p_item_id uuid, p_lease_seconds integer, p_lease_token uuid, p_wake_id uuid) RETURNS boolean
     LANGUAGE plpgsql
@@ -3352,7 +3453,9 @@ CREATE FUNCTION dispatcher.lease_one_inbox_item(p_item_id uuid, p_lease_seconds 
     AS $$
 declare
   v_now timestamptz;
+  v_written integer;
 begin
+  set constraints all deferred;
   perform 1 from dispatcher.agent_inbox_items as item where item.id = p_item_id for update skip locked;
   if not found then
     return false;
@@ -3376,11 +3479,23 @@ begin
      set tenant_id = excluded.tenant_id, agent_id = excluded.agent_id, wake_id = excluded.wake_id,
          lease_token = excluded.lease_token, attempt = excluded.attempt, leased_at = excluded.leased_at,
          leased_until = excluded.leased_until, closed_at = null, outcome = null;
+  get diagnostics v_written = row_count;
+  if v_written = 0 then
+    raise exception 'a trigger keeps the lease from being written';
+  end if;
+  set constraints all immediate;
   return true;
+exception when others then
+  if dispatcher.must_abort(sqlstate) or sqlstate = '55P03' then raise; end if;
+  perform dispatcher.note_fault(item.tenant_id, agent.gateway_id, 'lease',
+      format('item %s: %s (%s)', p_item_id, sqlerrm, sqlstate))
+     from dispatcher.agent_inbox_items as item join dispatcher.agents as agent on agent.id = item.agent_id
+    where item.id = p_item_id;
+  return null;
 end
 $$;
 
-COMMENT ON FUNCTION dispatcher.lease_one_inbox_item(p_item_id uuid, p_lease_seconds integer, p_lease_token uuid, p_wake_id uuid) IS 'Leases one item if it is free and due; false when another session has it. The lease names the wake it is taken in, which keeps it alive.';
+COMMENT ON FUNCTION dispatcher.lease_one_inbox_item(p_item_id uuid, p_lease_seconds integer, p_lease_token uuid, p_wake_id uuid) IS 'Leases one item if it is free and due; false when another session has it, NULL when it raises, which is noted and costs no other item. The lease names the wake it is taken in, which keeps it alive.';
 
 CREATE FUNCTION dispatcher.leave_waitlist(p_agent_id uuid) RETURNS void
     LANGUAGE sql
@@ -3418,6 +3533,7 @@ CREATE FUNCTION dispatcher.list_agents(p_sweeper dispatcher.claimant, p_agent_id
     SET search_path TO ''
     AS $$
 declare
+  v_half constant integer := coalesce(cardinality(p_agent_ids), 0) / 2;
   v_listed uuid[];
 begin
   insert into public.agent_wake_state (agent_id, tenant_id)
@@ -3439,11 +3555,25 @@ begin
      where state.agent_id = held.agent_id
     returning state.agent_id)
   select array_agg(agent_id) into v_listed from listed;
+  perform dispatcher.settle_constraints('public.agent_wake_state');
   return coalesce(v_listed, '{}');
+exception when others then
+  -- Also a row that somebody has inserted and not committed: the others do not wait with it.
+  if dispatcher.must_abort(sqlstate)
+     or (sqlstate = '55P03' and clock_timestamp() > now() + interval '2 seconds') then raise; end if;
+  if v_half > 0 then
+    return dispatcher.list_agents(p_sweeper, p_agent_ids[:v_half], p_oldest[:v_half], p_since)
+           || dispatcher.list_agents(p_sweeper, p_agent_ids[v_half + 1:], p_oldest[v_half + 1:], p_since);
+  end if;
+  if sqlstate <> '55P03' then
+    perform dispatcher.note_fault(p_sweeper.tenant_id, p_sweeper.gateway_id, 'waitlist',
+        format('agent %s: %s (%s)', p_agent_ids[1], sqlerrm, sqlstate));
+  end if;
+  return '{}';
 end
 $$;
 
-COMMENT ON FUNCTION dispatcher.list_agents(p_sweeper dispatcher.claimant, p_agent_ids uuid[], p_oldest timestamp with time zone[], p_since timestamp with time zone) IS 'Puts agents, whose oldest items are from p_oldest, on the waitlist, all at once and held for a moment; answers which: those that somebody holds are not.';
+COMMENT ON FUNCTION dispatcher.list_agents(p_sweeper dispatcher.claimant, p_agent_ids uuid[], p_oldest timestamp with time zone[], p_since timestamp with time zone) IS 'Puts agents, whose oldest items are from p_oldest, on the waitlist, all at once and held for a moment; answers which: those that somebody holds, or whose row raises, are not.';
 
 CREATE FUNCTION dispatcher.live_wakes_of_gateway(p_gateway_id uuid) RETURNS integer
     LANGUAGE sql STABLE
@@ -3720,6 +3850,7 @@ begin
      set stalled_at = coalesce(stalled_at, now()), waitlisted_at = null, waitlist_path = null, waiting_since = null,
          updated_at = now()
    where agent_id = p_agent_id;
+  v_is_new := v_is_new and found;  -- whom nobody keeps, nobody tells of at every look
   select slug into v_slug from dispatcher.agents where id = p_agent_id;
   begin
     v_count := dispatcher.set_items_aside(array(
@@ -3727,6 +3858,7 @@ begin
        where item.agent_id = p_agent_id and item.tenant_id = v_state.tenant_id and item.status = 'pending'
          and item.attempt_count < item.max_attempts
            limit 500), 'agent_stalled', 'agent_stalled');
+    perform dispatcher.settle_constraints('public.agent_inbox_items');
   exception when others then
     if dispatcher.must_abort(sqlstate) then raise; end if;
     perform dispatcher.note_fault(v_state.tenant_id, (select gateway_id from dispatcher.agents where id = p_agent_id),
@@ -3943,6 +4075,21 @@ CREATE FUNCTION dispatcher.must_abort(p_sqlstate text) RETURNS boolean
 
 COMMENT ON FUNCTION dispatcher.must_abort(p_sqlstate text) IS 'The one list of errors that no handler contains: serialization failure, deadlock, cancelled, shutdown, disk and memory full. Every other error costs its row, agent or phase alone. Idiom: exception when others then if dispatcher.must_abort(sqlstate) then raise; end if; ...';
 
+CREATE FUNCTION dispatcher.must_be_written(p_found boolean, p_what text) RETURNS void
+    LANGUAGE plpgsql
+    SET search_path TO ''
+    AS $$
+begin
+  if not p_found then
+    raise exception 'a trigger keeps the % of the wake from being written', p_what;
+  end if;
+  -- What follows is less than this: what a trigger puts off until the commit speaks now, before it.
+  set constraints all immediate;
+end
+$$;
+
+COMMENT ON FUNCTION dispatcher.must_be_written(p_found boolean, p_what text) IS 'Raises unless the row of a wake was written, also for the triggers that others put off until the commit.';
+
 CREATE FUNCTION dispatcher.named_task(p_context jsonb) RETURNS uuid
     LANGUAGE sql IMMUTABLE
     SET search_path TO ''
@@ -4014,6 +4161,7 @@ begin
                       where known.tenant_id = p_tenant_id and known.side_write = left(p_side_write, 100)
                         and known.gateway_id is not distinct from p_gateway_id
                         and known.at > clock_timestamp() - interval '1 minute');
+  perform dispatcher.settle_constraints('public.dispatcher_faults');
 exception when others then
   if dispatcher.must_abort(sqlstate) then raise; end if;
   raise warning 'side write % failed: %', p_side_write, p_error;
@@ -4558,10 +4706,9 @@ declare
   v_wakes integer;
   v_faults integer;
 begin
-  delete from public.agent_wakes where id in (
+  v_wakes := dispatcher.in_parts(p_sweeper, 'prune_wakes', 'removal of old wakes', array(
     select id from public.agent_wakes where gateway_id = p_sweeper.gateway_id and ended_at < now() - interval '30 days'
-     order by ended_at limit p_limit for update skip locked);
-  get diagnostics v_wakes = row_count;
+     order by ended_at limit p_limit for update skip locked));
   delete from public.dispatcher_faults where id in (
     select id from public.dispatcher_faults where tenant_id = p_sweeper.tenant_id and at < now() - interval '7 days'
         limit p_limit for update skip locked);
@@ -4571,6 +4718,21 @@ end
 $$;
 
 COMMENT ON FUNCTION dispatcher.prune_old_rows(p_sweeper dispatcher.claimant, p_limit integer) IS 'Wakes that ended 30 days ago and faults of last week go.';
+
+CREATE FUNCTION dispatcher.prune_wakes(p_sweeper dispatcher.claimant, p_wake_ids uuid[]) RETURNS integer
+    LANGUAGE plpgsql
+    SET search_path TO ''
+    AS $$
+declare
+  v_count integer;
+begin
+  delete from public.agent_wakes where id = any (p_wake_ids) and gateway_id = p_sweeper.gateway_id;
+  get diagnostics v_count = row_count;
+  return v_count;
+end
+$$;
+
+COMMENT ON FUNCTION dispatcher.prune_wakes(p_sweeper dispatcher.claimant, p_wake_ids uuid[]) IS 'Removes wakes; answers how many went.';
 
 CREATE FUNCTION dispatcher.prune_workflow_rows(p_tick dispatcher.tick, p_limit integer) RETURNS jsonb
     LANGUAGE plpgsql
@@ -4620,6 +4782,22 @@ CREATE FUNCTION dispatcher.put_off(p_deadline timestamp with time zone, p_held_s
 $$;
 
 COMMENT ON FUNCTION dispatcher.put_off(p_deadline timestamp with time zone, p_held_since timestamp with time zone) IS 'A deadline, later by the time a run was held; unchanged where one of the two is no known time.';
+
+CREATE FUNCTION dispatcher.queue_agents(p_sweeper dispatcher.claimant, p_agent_ids uuid[]) RETURNS integer
+    LANGUAGE plpgsql
+    SET search_path TO ''
+    AS $$
+declare
+  v_count integer;
+begin
+  update public.agent_wake_state set waitlist_path = 'waitlist'
+   where agent_id = any (p_agent_ids) and waitlist_path = 'sweep';
+  get diagnostics v_count = row_count;
+  return v_count;
+end
+$$;
+
+COMMENT ON FUNCTION dispatcher.queue_agents(p_sweeper dispatcher.claimant, p_agent_ids uuid[]) IS 'Agents that a sweep listed wait for a slot from now on; answers how many.';
 
 CREATE FUNCTION dispatcher.queued_types(p_tenant_id uuid) RETURNS TABLE(workflow_type text)
     LANGUAGE sql STABLE
@@ -4984,7 +5162,7 @@ $$;
 
 COMMENT ON FUNCTION dispatcher.refuse_workflow_event_change() IS 'Events and bookings of runs are append-only: an update is refused with OD012.';
 
-CREATE FUNCTION dispatcher.release_forgotten_leases(p_sweeper dispatcher.claimant, p_limit integer) RETURNS integer
+CREATE FUNCTION dispatcher.release_forgotten(p_sweeper dispatcher.claimant, p_wake_ids uuid[]) RETURNS integer
     LANGUAGE plpgsql
     SET search_path TO ''
     AS $$
@@ -4994,7 +5172,7 @@ declare
   v_count integer := 0;
   v_reason text;
 begin
-  for v_wake in select * from dispatcher.forgotten_leases(p_sweeper, p_limit) loop
+  for v_wake in select * from public.agent_wakes where id = any (p_wake_ids) loop
     -- The agent may have its next wake by now: only what this one leased, and only where no wake lives.
     continue when exists (select from public.agent_wakes where agent_id = v_wake.agent_id
         and state in ('starting', 'running'));
@@ -5007,7 +5185,19 @@ begin
 end
 $$;
 
-COMMENT ON FUNCTION dispatcher.release_forgotten_leases(p_sweeper dispatcher.claimant, p_limit integer) IS 'Releases leases whose wake ended while somebody held the item.';
+COMMENT ON FUNCTION dispatcher.release_forgotten(p_sweeper dispatcher.claimant, p_wake_ids uuid[]) IS 'Releases what wakes hold that have ended, unless their agent has another one. Answers how many items.';
+
+CREATE FUNCTION dispatcher.release_forgotten_leases(p_sweeper dispatcher.claimant, p_limit integer) RETURNS integer
+    LANGUAGE plpgsql
+    SET search_path TO ''
+    AS $$
+begin
+  return dispatcher.in_parts(p_sweeper, 'release_forgotten', 'release of leases',
+      array(select wake.id from dispatcher.forgotten_leases(p_sweeper, p_limit) as wake));
+end
+$$;
+
+COMMENT ON FUNCTION dispatcher.release_forgotten_leases(p_sweeper dispatcher.claimant, p_limit integer) IS 'Releases leases whose wake ended while somebody held the item; a wake for which that raises costs no other.';
 
 CREATE FUNCTION dispatcher.release_lease(p_item dispatcher.agent_inbox_items, p_reason text) RETURNS uuid
     LANGUAGE plpgsql
@@ -5083,9 +5273,8 @@ begin
   if released = 0 then
     return;
   end if;
-  update public.inbox_item_leases set closed_at = now(), outcome = case when p_give_back then 'released' else 'lost' end
-   where item_id in (select lease.item_id from public.inbox_item_leases as lease
-                      where lease.item_id = any (v_items) and lease.closed_at is null for update skip locked);
+  perform dispatcher.close_leases(p_wake.tenant_id, p_wake.gateway_id, v_items,
+      case when p_give_back then 'released' else 'lost' end);
   if not p_give_back then
     dead := dispatcher.give_up_items(array(select item.id from dispatcher.agent_inbox_items as item
                                             where item.id = any (v_items) and item.attempt_count >= item.max_attempts),
@@ -5095,6 +5284,8 @@ begin
      set status = 'pending', leased_at = null, leased_until = null, updated_at = now(),
          attempt_count = case when p_give_back then greatest(attempt_count, 1) - 1 else attempt_count end
    where id = any (v_items) and id <> all (dead);
+  get diagnostics released = row_count;
+  released := released + cardinality(dead);
 end
 $$;
 
@@ -5105,6 +5296,7 @@ CREATE FUNCTION dispatcher.renew_wake_leases(p_instance_id uuid, p_wake_ids uuid
     SET search_path TO ''
     AS $$
 declare
+  v_half constant integer := coalesce(cardinality(p_wake_ids), 0) / 2;
   v_count integer;
 begin
   with renewed as (
@@ -5128,10 +5320,16 @@ begin
                                   for update skip locked)
   )
   select count(*) into v_count from renewed;
+  perform dispatcher.settle_constraints(touched.name::regclass)
+     from unnest(array['public.agent_inbox_items', 'public.inbox_item_leases']) as touched (name);
   return v_count;
 exception when others then
-  -- A neighbour's trigger on items must not silence the daemon.
+  -- A neighbour's trigger must not silence the daemon, nor cost a wake the leases that it does not raise for.
   if dispatcher.must_abort(sqlstate) then raise; end if;
+  if v_half > 0 and sqlstate <> '55P03' then
+    return dispatcher.renew_wake_leases(p_instance_id, p_wake_ids[:v_half], p_lease_seconds)
+           + dispatcher.renew_wake_leases(p_instance_id, p_wake_ids[v_half + 1:], p_lease_seconds);
+  end if;
   perform dispatcher.note_fault(instance.tenant_id, instance.gateway_id, 'renewal of leases',
       format('%s (%s)', sqlerrm, sqlstate))
      from public.dispatcher_instances as instance where instance.id = p_instance_id;
@@ -5790,6 +5988,7 @@ begin
   perform from public.agent_wake_state where agent_id = p_agent_id for update skip locked;
   if found then
     perform dispatcher.leave_waitlist(p_agent_id);
+    perform dispatcher.settle_constraints('public.agent_wake_state');
   end if;
 exception when others then
   -- What its row raises concerns it alone: the claims of the others, and what was reported with them, stand.
@@ -5874,11 +6073,13 @@ begin
   v_dead := v_released.dead;
   if p_state = 'lost' and v_released.released = 0 then
     v_dead := v_dead || dispatcher.spend_attempt_of_lost_wake(p_wake);
+    perform dispatcher.settle_constraints('public.agent_inbox_items');
     return v_dead;
   end if;
   if p_ending = 'item_refused' then
     v_dead := v_dead || dispatcher.give_up_items(p_wake.item_ids[1:1], v_reason);
   end if;
+  perform dispatcher.settle_constraints('public.agent_inbox_items');
   perform dispatcher.tell_dead_letters(p_wake.agent_id, v_dead, v_reason);
   return v_dead;
 exception when others then
@@ -5891,7 +6092,7 @@ $$;
 
 COMMENT ON FUNCTION dispatcher.settle_items_of_wake(p_wake public.agent_wakes, p_state text, p_ending text, p_error text) IS 'What a wake''s end means for its items: leases released, spent and refused ones given up and told. Never fails the end; answers the items given up.';
 
-CREATE FUNCTION dispatcher.settle_stalled_agents(p_sweeper dispatcher.claimant, p_limit integer) RETURNS integer
+CREATE FUNCTION dispatcher.settle_stalled(p_sweeper dispatcher.claimant, p_agent_ids uuid[]) RETURNS integer
     LANGUAGE plpgsql
     SET search_path TO ''
     AS $$
@@ -5899,15 +6100,27 @@ declare
   v_agent_id uuid;
   v_count integer := 0;
 begin
-  for v_agent_id in select * from dispatcher.agents_to_settle(p_sweeper, 100) loop
+  foreach v_agent_id in array p_agent_ids loop
     v_count := v_count + dispatcher.mark_agent_stalled(v_agent_id);
-    exit when v_count >= p_limit;
+    exit when v_count >= 500;
   end loop;
   return v_count;
 end
 $$;
 
-COMMENT ON FUNCTION dispatcher.settle_stalled_agents(p_sweeper dispatcher.claimant, p_limit integer) IS 'Sets the pending items of stalled agents aside and notifies once per stall.';
+COMMENT ON FUNCTION dispatcher.settle_stalled(p_sweeper dispatcher.claimant, p_agent_ids uuid[]) IS 'Sets the pending items of stalled agents aside, about 500, and notifies once per stall. Answers how many.';
+
+CREATE FUNCTION dispatcher.settle_stalled_agents(p_sweeper dispatcher.claimant) RETURNS integer
+    LANGUAGE plpgsql
+    SET search_path TO ''
+    AS $$
+begin
+  return dispatcher.in_parts(p_sweeper, 'settle_stalled', 'stall',
+      array(select * from dispatcher.agents_to_settle(p_sweeper, 100)));
+end
+$$;
+
+COMMENT ON FUNCTION dispatcher.settle_stalled_agents(p_sweeper dispatcher.claimant) IS 'Settles stalled agents; one that raises costs no other.';
 
 CREATE FUNCTION dispatcher.settle_workflow_claim(p_run public.workflow_runs, p_as text) RETURNS void
     LANGUAGE plpgsql
@@ -6122,6 +6335,21 @@ $$;
 
 COMMENT ON FUNCTION dispatcher.stale_item_ids(p_sweeper dispatcher.claimant, p_limit integer) IS 'Items pending for longer than stale_item_age_hours, locked. The age counts from the creation, the last requeue or the end of its agent''s pause; items of paused or hibernating agents wait.';
 
+CREATE FUNCTION dispatcher.stall_at_end(p_wake public.agent_wakes, p_cause text) RETURNS void
+    LANGUAGE plpgsql
+    SET search_path TO ''
+    AS $$
+begin
+  perform dispatcher.mark_agent_stalled(p_wake.agent_id, p_cause);
+  perform dispatcher.settle_constraints('public.agent_wake_state');
+exception when others then
+  if dispatcher.must_abort(sqlstate) then raise; end if;
+  perform dispatcher.note_fault(p_wake.tenant_id, p_wake.gateway_id, 'stall', format('%s (%s)', sqlerrm, sqlstate));
+end
+$$;
+
+COMMENT ON FUNCTION dispatcher.stall_at_end(p_wake public.agent_wakes, p_cause text) IS 'mark_agent_stalled at the end of a wake, which stands whatever becomes of it: the sweep tries again.';
+
 CREATE FUNCTION dispatcher.stamp_items(p_wake public.agent_wakes, p_started_at timestamp with time zone) RETURNS void
     LANGUAGE plpgsql
     SET search_path TO ''
@@ -6137,6 +6365,7 @@ begin
                         or (p_started_at is not null and item.last_wake_success_at is null
                         or item.last_wake_success_at < p_wake.claimed_at))
                    for update skip locked);
+  perform dispatcher.settle_constraints('public.agent_inbox_items');
 exception when others then
   if dispatcher.must_abort(sqlstate) then raise; end if;
   perform dispatcher.note_fault(p_wake.tenant_id, p_wake.gateway_id, 'stamp of items',
@@ -6207,6 +6436,7 @@ begin
   update public.agent_wakes
      set state = 'running', host_id = p_host_id, pid = p_pid, pid_started_at = p_pid_started_at, started_at = now()
    where id = p_wake_id;
+  perform dispatcher.must_be_written(found, 'start');
   perform dispatcher.stamp_items(v_wake, now());
   return jsonb_build_object('wake_id', p_wake_id, 'applied', true, 'code', 'ok');
 end
@@ -6252,6 +6482,33 @@ end
 $$;
 
 COMMENT ON FUNCTION dispatcher.stop_all(p_runs public.workflow_runs[], p_error text, OUT ids uuid[], OUT errors jsonb) IS 'stop_runs in one update; one by one where that raises: then a run that raises is named and hides nobody.';
+
+CREATE FUNCTION dispatcher.stop_chains(p_sweeper dispatcher.claimant, p_item_ids uuid[]) RETURNS integer
+    LANGUAGE plpgsql
+    SET search_path TO ''
+    AS $$
+declare
+  v_reason constant text := format('wake chain limit (%s) reached', dispatcher.wake_chain_limit(p_sweeper.settings));
+  v_chain record;
+  v_stopped integer;
+  v_count integer := 0;
+begin
+  for v_chain in
+    select item.agent_id, array_agg(item.id) as item_ids, max(origin.chain_depth) as depth
+      from dispatcher.agent_inbox_items as item join public.inbox_item_origins as origin on origin.item_id = item.id
+     where item.id = any (p_item_ids) group by item.agent_id
+  loop
+    v_stopped := dispatcher.set_items_aside(v_chain.item_ids, 'wake_chain_limit', v_reason);
+    if v_stopped > 0 then
+      perform dispatcher.tell_chain(p_sweeper, v_chain.agent_id, v_chain.depth, v_chain.item_ids);
+    end if;
+    v_count := v_count + v_stopped;
+  end loop;
+  return v_count;
+end
+$$;
+
+COMMENT ON FUNCTION dispatcher.stop_chains(p_sweeper dispatcher.claimant, p_item_ids uuid[]) IS 'Items at the end of a chain of wakes become dead_letter; one notification per agent and hour. Answers how many did.';
 
 CREATE FUNCTION dispatcher.stop_overspent_runs(p_tick dispatcher.tick, p_limit integer) RETURNS jsonb
     LANGUAGE plpgsql
@@ -6314,23 +6571,13 @@ CREATE FUNCTION dispatcher.stop_wake_chains(p_sweeper dispatcher.claimant, p_lim
     LANGUAGE plpgsql
     SET search_path TO ''
     AS $$
-declare
-  v_reason constant text := format('wake chain limit (%s) reached', dispatcher.wake_chain_limit(p_sweeper.settings));
-  v_chain record;
-  v_count integer := 0;
 begin
-  for v_chain in
-    select chained.agent_id, array_agg(chained.item_id) as item_ids, max(chained.chain_depth) as depth
-      from dispatcher.chained_items(p_sweeper, p_limit) as chained group by chained.agent_id
-  loop
-    v_count := v_count + dispatcher.set_items_aside(v_chain.item_ids, 'wake_chain_limit', v_reason);
-    perform dispatcher.tell_chain(p_sweeper, v_chain.agent_id, v_chain.depth, v_chain.item_ids);
-  end loop;
-  return v_count;
+  return dispatcher.in_parts(p_sweeper, 'stop_chains', 'stop of a chain',
+      array(select chained.item_id from dispatcher.chained_items(p_sweeper, p_limit) as chained));
 end
 $$;
 
-COMMENT ON FUNCTION dispatcher.stop_wake_chains(p_sweeper dispatcher.claimant, p_limit integer) IS 'Items whose chain of wakes reached max_wake_chain become dead_letter; one notification per agent and hour.';
+COMMENT ON FUNCTION dispatcher.stop_wake_chains(p_sweeper dispatcher.claimant, p_limit integer) IS 'Items whose chain of wakes reached max_wake_chain become dead_letter; one that raises costs no other.';
 
 CREATE FUNCTION dispatcher.stop_workflow_run(p_run public.workflow_runs, p_error text) RETURNS public.workflow_runs
     LANGUAGE plpgsql
@@ -6492,10 +6739,15 @@ begin
              p_depth, cardinality(p_item_ids), v_slug),
       p_agent_id, jsonb_build_object('chain_depth', p_depth, 'item_ids', p_item_ids[1:100]));
   end if;
+  perform dispatcher.settle_constraints('public.agent_wake_state');
+exception when others then
+  if dispatcher.must_abort(sqlstate) then raise; end if;
+  perform dispatcher.note_fault(p_sweeper.tenant_id, p_sweeper.gateway_id, 'alert of a chain',
+      format('%s (%s)', sqlerrm, sqlstate));
 end
 $$;
 
-COMMENT ON FUNCTION dispatcher.tell_chain(p_sweeper dispatcher.claimant, p_agent_id uuid, p_depth integer, p_item_ids uuid[]) IS 'One notification per agent and hour of a chain that was stopped.';
+COMMENT ON FUNCTION dispatcher.tell_chain(p_sweeper dispatcher.claimant, p_agent_id uuid, p_depth integer, p_item_ids uuid[]) IS 'One notification per agent and hour of a chain that was stopped. A side write.';
 
 CREATE FUNCTION dispatcher.tell_dead_letters(p_agent_id uuid, p_item_ids uuid[], p_reason text) RETURNS void
     LANGUAGE plpgsql
@@ -6572,7 +6824,7 @@ $$;
 
 COMMENT ON FUNCTION dispatcher.tell_of_money(p_tick dispatcher.tick, p_money dispatcher.money, p_holders uuid[]) IS 'Writes and broadcasts the events of budgets: recoveries first, then those that are full or hold runs. Answers an error, never raises one.';
 
-CREATE FUNCTION dispatcher.tell_often_woken(p_sweeper dispatcher.claimant, p_limit integer) RETURNS integer
+CREATE FUNCTION dispatcher.tell_often(p_sweeper dispatcher.claimant, p_agent_ids uuid[]) RETURNS integer
     LANGUAGE plpgsql
     SET search_path TO ''
     AS $$
@@ -6580,9 +6832,12 @@ declare
   v_often record;
   v_count integer := 0;
 begin
-  for v_often in select * from dispatcher.often_woken_agents(p_sweeper, p_limit) loop
+  for v_often in
+    select often.* from dispatcher.often_woken_agents(p_sweeper, 500) as often where often.agent_id = any (p_agent_ids)
+  loop
     continue when (dispatcher.lock_wake_state(v_often.agent_id, p_sweeper.tenant_id)).agent_id is null;
     update public.agent_wake_state set often_notified_at = now() where agent_id = v_often.agent_id;
+    continue when not found;  -- whom nobody keeps, nobody tells of at every look
     perform dispatcher.notify_operator(
       p_sweeper.tenant_id, 'often_woken', format('Agent %s is woken unusually often', v_often.agent_slug),
       format('%s wakes in the last hour (ALERT_WAKES_PER_HOUR is %s). It goes on. `dispatcher inbox list --agent %s` '
@@ -6594,6 +6849,18 @@ begin
     v_count := v_count + 1;
   end loop;
   return v_count;
+end
+$$;
+
+COMMENT ON FUNCTION dispatcher.tell_often(p_sweeper dispatcher.claimant, p_agent_ids uuid[]) IS 'Tells of agents that are woken unusually often, and keeps when. Answers how many.';
+
+CREATE FUNCTION dispatcher.tell_often_woken(p_sweeper dispatcher.claimant, p_limit integer) RETURNS integer
+    LANGUAGE plpgsql
+    SET search_path TO ''
+    AS $$
+begin
+  return dispatcher.in_parts(p_sweeper, 'tell_often', 'alert',
+      array(select often.agent_id from dispatcher.often_woken_agents(p_sweeper, p_limit) as often));
 end
 $$;
 
@@ -7266,6 +7533,23 @@ $$;
 
 COMMENT ON FUNCTION dispatcher.unspent_budgets(p_tenant_id uuid, p_action text, p_now timestamp with time zone) IS 'The tenant''s active budgets (of one action, or all) with their running periods, as if nothing were spent.';
 
+CREATE FUNCTION dispatcher.wait_after_end(p_wake public.agent_wakes, p_since timestamp with time zone, p_oldest timestamp with time zone) RETURNS boolean
+    LANGUAGE plpgsql
+    SET search_path TO ''
+    AS $$
+begin
+  perform dispatcher.join_waitlist(p_wake.agent_id, 'waitlist', p_since, p_oldest);
+  perform dispatcher.settle_constraints('public.agent_wake_state');
+  return true;
+exception when others then
+  if dispatcher.must_abort(sqlstate) then raise; end if;
+  perform dispatcher.note_fault(p_wake.tenant_id, p_wake.gateway_id, 'waitlist', format('%s (%s)', sqlerrm, sqlstate));
+  return false;
+end
+$$;
+
+COMMENT ON FUNCTION dispatcher.wait_after_end(p_wake public.agent_wakes, p_since timestamp with time zone, p_oldest timestamp with time zone) IS 'join_waitlist at the end of a wake, which stands whatever becomes of it. False when it raised, which is noted.';
+
 CREATE FUNCTION dispatcher.wait_for_gateway(p_instance_id uuid) RETURNS void
     LANGUAGE plpgsql
     SET search_path TO ''
@@ -7305,6 +7589,7 @@ CREATE FUNCTION dispatcher.wait_for_next_wake(p_wake public.agent_wakes, p_setti
 declare
   v_facts dispatcher.gate_facts := dispatcher.read_gate_facts(p_wake.agent_id, p_settings);
   v_gates record;
+  v_is_listed boolean;
 begin
   v_gates := dispatcher.wake_gates(v_facts, p_settings);
   if v_facts.agent_id is null then
@@ -7314,10 +7599,9 @@ begin
     return jsonb_build_object('next', v_gates.blocked[1], 'retry_in', dispatcher.seconds_until(v_gates.retry_at));
   end if;
   -- One whose wake came to nothing keeps its place.
-  perform dispatcher.join_waitlist(p_wake.agent_id, 'waitlist', case when p_state in ('interrupted', 'lost')
-      then p_wake.claimed_at else now() end,
-                                   v_facts.oldest_due);
-  return jsonb_build_object('next', 'waitlisted', 'retry_in', null);
+  v_is_listed := dispatcher.wait_after_end(
+    p_wake, case when p_state in ('interrupted', 'lost') then p_wake.claimed_at else now() end, v_facts.oldest_due);
+  return jsonb_build_object('next', 'waitlisted', 'retry_in', case when not v_is_listed then 60 end);
 end
 $$;
 
@@ -8018,6 +8302,7 @@ CREATE FUNCTION dispatcher.write_wake(p_claimant dispatcher.claimant, p_facts di
 declare
   v_items constant uuid[] := dispatcher.items_of_claim(p_facts);
   v_wake public.agent_wakes;
+  v_states integer;
 begin
   insert into public.agent_wakes (tenant_id, agent_id, gateway_id, instance_id, claim_request, path, item_ids,
       chain_depth, model_override,
@@ -8038,11 +8323,17 @@ begin
          consecutive_failures = p_facts.failures, updated_at = now(),
          stalled_at = case when p_facts.failures = 0 then null else stalled_at end
    where agent_id = p_facts.agent_id and v_wake.id is not null;
+  get diagnostics v_states = row_count;
+  if v_states = 0 and (v_wake.id is not null or exists (
+      select from dispatcher.agent_inbox_items as item
+       where item.id = v_items[1] and item.agent_id = p_facts.agent_id and item.tenant_id = p_facts.tenant_id)) then
+    raise exception 'a trigger keeps the wake from being written';
+  end if;
   return v_wake;
 end
 $$;
 
-COMMENT ON FUNCTION dispatcher.write_wake(p_claimant dispatcher.claimant, p_facts dispatcher.gate_facts, p_path text, p_request uuid) IS 'Writes the wake of a granted claim (state starting) and what the gates remember: failures that new context has ended are forgotten here. All NULL, and nothing written, when the item it was for is gone by now.';
+COMMENT ON FUNCTION dispatcher.write_wake(p_claimant dispatcher.claimant, p_facts dispatcher.gate_facts, p_path text, p_request uuid) IS 'Writes the wake of a granted claim (state starting) and what the gates remember: failures that new context has ended are forgotten here. All NULL, and nothing written, when the item it was for is gone by now; raises when a trigger drops one of the rows.';
 
 CREATE FUNCTION public.adopt_wake(p_instance_id uuid, p_wake_id uuid, p_claim_token uuid, p_host_id text, p_pid integer, p_pid_started_at double precision) RETURNS jsonb
     LANGUAGE plpgsql
@@ -8427,7 +8718,7 @@ begin
   exception when lock_not_available then
     null;  -- Which revision this is must be told all the same.
   end;
-  return jsonb_build_object('revision', 58, 'fingerprint', '12dca4ec99a411bfe1c36a8e6b5fd2ce01e3c17959e09acae532e5e2a9dae81f', 'drift', v_drift);
+  return jsonb_build_object('revision', 59, 'fingerprint', '194d217632667cab511d38e1206d75dcff662eeead3dabe5961c7203388a1d52', 'drift', v_drift);
 end
 $$;
 
@@ -8788,6 +9079,9 @@ begin
     end if;
     v_items := dispatcher.lease_due_items(p_tenant_id, v_agent_id, v_wanted, v_seconds, v_token, v_wake.wake_id);
   end if;
+  if v_items is null then  -- there is work, and it cannot be had: not an empty inbox
+    return jsonb_build_object('applied', false, 'code', 'busy');
+  end if;
   return jsonb_build_object('agent', jsonb_build_object('id', v_agent_id, 'slug', p_agent_slug), 'items', v_items);
 exception when lock_not_available then
   return jsonb_build_object('applied', false, 'code', 'busy');
@@ -9035,7 +9329,7 @@ begin
   end if;
   insert into public.dispatcher_gateways (gateway_id, tenant_id) values (v_gateway_id, p_tenant_id)
       on conflict do nothing;
-  perform dispatcher.forget_old_instances(v_gateway_id);
+  perform dispatcher.forget_old_instances(p_tenant_id, v_gateway_id);
   insert into public.dispatcher_instances as instance (id, tenant_id, gateway_id, hostname, host_id, pid,
       pid_started_at, version)
   values (v_id, p_tenant_id, v_gateway_id, p_identity ->> 'hostname', p_identity ->> 'host_id',
@@ -9524,7 +9818,7 @@ begin
     when 'expired' then v_count := dispatcher.expire_stale_items(v_sweeper, v_limit);
     when 'dead' then v_count := dispatcher.give_up_spent_items(v_sweeper, v_limit);
     when 'chained' then v_count := dispatcher.stop_wake_chains(v_sweeper, v_limit);
-    when 'stalled' then v_count := dispatcher.settle_stalled_agents(v_sweeper, v_limit);
+    when 'stalled' then v_count := dispatcher.settle_stalled_agents(v_sweeper);
     when 'released' then v_count := dispatcher.release_forgotten_leases(v_sweeper, v_limit);
     when 'listed' then v_answer := dispatcher.fill_waitlist(v_sweeper, p_cursor, v_limit);
     when 'claims' then v_answer := dispatcher.claim_at_sweep(v_sweeper, p_claim_limit, p_request);
@@ -11087,6 +11381,9 @@ GRANT ALL ON FUNCTION dispatcher.clean_inbox_reason(p_reason text) TO service_ro
 REVOKE ALL ON FUNCTION dispatcher.close_leased_item(p_item_id uuid, p_outcome text, p_reason text) FROM PUBLIC;
 GRANT ALL ON FUNCTION dispatcher.close_leased_item(p_item_id uuid, p_outcome text, p_reason text) TO service_role;
 
+REVOKE ALL ON FUNCTION dispatcher.close_leases(p_tenant_id uuid, p_gateway_id uuid, p_item_ids uuid[], p_outcome text) FROM PUBLIC;
+GRANT ALL ON FUNCTION dispatcher.close_leases(p_tenant_id uuid, p_gateway_id uuid, p_item_ids uuid[], p_outcome text) TO service_role;
+
 REVOKE ALL ON FUNCTION dispatcher.column_remedy(p_name text, p_present text, p_expected text) FROM PUBLIC;
 GRANT ALL ON FUNCTION dispatcher.column_remedy(p_name text, p_present text, p_expected text) TO service_role;
 
@@ -11208,6 +11505,9 @@ GRANT ALL ON FUNCTION dispatcher.expected_objects() TO service_role;
 REVOKE ALL ON FUNCTION dispatcher.expire_items(p_agent_ids uuid[], p_item_ids uuid[], p_reason text) FROM PUBLIC;
 GRANT ALL ON FUNCTION dispatcher.expire_items(p_agent_ids uuid[], p_item_ids uuid[], p_reason text) TO service_role;
 
+REVOKE ALL ON FUNCTION dispatcher.expire_picked(p_sweeper dispatcher.claimant, p_item_ids uuid[]) FROM PUBLIC;
+GRANT ALL ON FUNCTION dispatcher.expire_picked(p_sweeper dispatcher.claimant, p_item_ids uuid[]) TO service_role;
+
 REVOKE ALL ON FUNCTION dispatcher.expire_stale_items(p_sweeper dispatcher.claimant, p_limit integer) FROM PUBLIC;
 GRANT ALL ON FUNCTION dispatcher.expire_stale_items(p_sweeper dispatcher.claimant, p_limit integer) TO service_role;
 
@@ -11278,8 +11578,8 @@ GRANT ALL ON FUNCTION dispatcher.finish_workflow_run(p_tenant_id uuid, p_run_id 
 REVOKE ALL ON FUNCTION dispatcher.finite_time(p_at timestamp with time zone) FROM PUBLIC;
 GRANT ALL ON FUNCTION dispatcher.finite_time(p_at timestamp with time zone) TO service_role;
 
-REVOKE ALL ON FUNCTION dispatcher.forget_old_instances(p_gateway_id uuid) FROM PUBLIC;
-GRANT ALL ON FUNCTION dispatcher.forget_old_instances(p_gateway_id uuid) TO service_role;
+REVOKE ALL ON FUNCTION dispatcher.forget_old_instances(p_tenant_id uuid, p_gateway_id uuid) FROM PUBLIC;
+GRANT ALL ON FUNCTION dispatcher.forget_old_instances(p_tenant_id uuid, p_gateway_id uuid) TO service_role;
 
 REVOKE ALL ON FUNCTION dispatcher.forgotten_leases(p_sweeper dispatcher.claimant, p_limit integer) FROM PUBLIC;
 GRANT ALL ON FUNCTION dispatcher.forgotten_leases(p_sweeper dispatcher.claimant, p_limit integer) TO service_role;
@@ -11301,6 +11601,9 @@ GRANT ALL ON FUNCTION dispatcher.give_up_dispatch(p_run public.workflow_runs) TO
 
 REVOKE ALL ON FUNCTION dispatcher.give_up_items(p_item_ids uuid[], p_reason text) FROM PUBLIC;
 GRANT ALL ON FUNCTION dispatcher.give_up_items(p_item_ids uuid[], p_reason text) TO service_role;
+
+REVOKE ALL ON FUNCTION dispatcher.give_up_spent(p_sweeper dispatcher.claimant, p_item_ids uuid[]) FROM PUBLIC;
+GRANT ALL ON FUNCTION dispatcher.give_up_spent(p_sweeper dispatcher.claimant, p_item_ids uuid[]) TO service_role;
 
 REVOKE ALL ON FUNCTION dispatcher.give_up_spent_items(p_sweeper dispatcher.claimant, p_limit integer) FROM PUBLIC;
 GRANT ALL ON FUNCTION dispatcher.give_up_spent_items(p_sweeper dispatcher.claimant, p_limit integer) TO service_role;
@@ -11379,6 +11682,9 @@ GRANT ALL ON FUNCTION dispatcher.hinted_ids(p_claim jsonb) TO service_role;
 
 REVOKE ALL ON FUNCTION dispatcher.holds_of(p_groups dispatcher.waiting_group[], p_closed jsonb) FROM PUBLIC;
 GRANT ALL ON FUNCTION dispatcher.holds_of(p_groups dispatcher.waiting_group[], p_closed jsonb) TO service_role;
+
+REVOKE ALL ON FUNCTION dispatcher.in_parts(p_sweeper dispatcher.claimant, p_step text, p_what text, p_ids uuid[]) FROM PUBLIC;
+GRANT ALL ON FUNCTION dispatcher.in_parts(p_sweeper dispatcher.claimant, p_step text, p_what text, p_ids uuid[]) TO service_role;
 
 REVOKE ALL ON FUNCTION dispatcher.inbox_close_verdict(p_item_id uuid, p_code text) FROM PUBLIC;
 GRANT ALL ON FUNCTION dispatcher.inbox_close_verdict(p_item_id uuid, p_code text) TO service_role;
@@ -11606,6 +11912,9 @@ GRANT ALL ON FUNCTION dispatcher.missing_rights() TO service_role;
 REVOKE ALL ON FUNCTION dispatcher.must_abort(p_sqlstate text) FROM PUBLIC;
 GRANT ALL ON FUNCTION dispatcher.must_abort(p_sqlstate text) TO service_role;
 
+REVOKE ALL ON FUNCTION dispatcher.must_be_written(p_found boolean, p_what text) FROM PUBLIC;
+GRANT ALL ON FUNCTION dispatcher.must_be_written(p_found boolean, p_what text) TO service_role;
+
 REVOKE ALL ON FUNCTION dispatcher.named_task(p_context jsonb) FROM PUBLIC;
 GRANT ALL ON FUNCTION dispatcher.named_task(p_context jsonb) TO service_role;
 
@@ -11692,6 +12001,9 @@ GRANT ALL ON FUNCTION dispatcher.present_objects() TO service_role;
 REVOKE ALL ON FUNCTION dispatcher.prune_old_rows(p_sweeper dispatcher.claimant, p_limit integer) FROM PUBLIC;
 GRANT ALL ON FUNCTION dispatcher.prune_old_rows(p_sweeper dispatcher.claimant, p_limit integer) TO service_role;
 
+REVOKE ALL ON FUNCTION dispatcher.prune_wakes(p_sweeper dispatcher.claimant, p_wake_ids uuid[]) FROM PUBLIC;
+GRANT ALL ON FUNCTION dispatcher.prune_wakes(p_sweeper dispatcher.claimant, p_wake_ids uuid[]) TO service_role;
+
 REVOKE ALL ON FUNCTION dispatcher.prune_workflow_rows(p_tick dispatcher.tick, p_limit integer) FROM PUBLIC;
 GRANT ALL ON FUNCTION dispatcher.prune_workflow_rows(p_tick dispatcher.tick, p_limit integer) TO service_role;
 
@@ -11700,6 +12012,9 @@ GRANT ALL ON FUNCTION dispatcher.publish_table(p_table text) TO service_role;
 
 REVOKE ALL ON FUNCTION dispatcher.put_off(p_deadline timestamp with time zone, p_held_since timestamp with time zone) FROM PUBLIC;
 GRANT ALL ON FUNCTION dispatcher.put_off(p_deadline timestamp with time zone, p_held_since timestamp with time zone) TO service_role;
+
+REVOKE ALL ON FUNCTION dispatcher.queue_agents(p_sweeper dispatcher.claimant, p_agent_ids uuid[]) FROM PUBLIC;
+GRANT ALL ON FUNCTION dispatcher.queue_agents(p_sweeper dispatcher.claimant, p_agent_ids uuid[]) TO service_role;
 
 REVOKE ALL ON FUNCTION dispatcher.queued_types(p_tenant_id uuid) FROM PUBLIC;
 GRANT ALL ON FUNCTION dispatcher.queued_types(p_tenant_id uuid) TO service_role;
@@ -11748,6 +12063,9 @@ GRANT ALL ON FUNCTION dispatcher.refuse_workflow_caller(p_code text, p_run publi
 
 REVOKE ALL ON FUNCTION dispatcher.refuse_workflow_event_change() FROM PUBLIC;
 GRANT ALL ON FUNCTION dispatcher.refuse_workflow_event_change() TO service_role;
+
+REVOKE ALL ON FUNCTION dispatcher.release_forgotten(p_sweeper dispatcher.claimant, p_wake_ids uuid[]) FROM PUBLIC;
+GRANT ALL ON FUNCTION dispatcher.release_forgotten(p_sweeper dispatcher.claimant, p_wake_ids uuid[]) TO service_role;
 
 REVOKE ALL ON FUNCTION dispatcher.release_forgotten_leases(p_sweeper dispatcher.claimant, p_limit integer) FROM PUBLIC;
 GRANT ALL ON FUNCTION dispatcher.release_forgotten_leases(p_sweeper dispatcher.claimant, p_limit integer) TO service_role;
@@ -11854,8 +12172,11 @@ GRANT ALL ON FUNCTION dispatcher.settle_constraints(p_table regclass) TO service
 REVOKE ALL ON FUNCTION dispatcher.settle_items_of_wake(p_wake public.agent_wakes, p_state text, p_ending text, p_error text) FROM PUBLIC;
 GRANT ALL ON FUNCTION dispatcher.settle_items_of_wake(p_wake public.agent_wakes, p_state text, p_ending text, p_error text) TO service_role;
 
-REVOKE ALL ON FUNCTION dispatcher.settle_stalled_agents(p_sweeper dispatcher.claimant, p_limit integer) FROM PUBLIC;
-GRANT ALL ON FUNCTION dispatcher.settle_stalled_agents(p_sweeper dispatcher.claimant, p_limit integer) TO service_role;
+REVOKE ALL ON FUNCTION dispatcher.settle_stalled(p_sweeper dispatcher.claimant, p_agent_ids uuid[]) FROM PUBLIC;
+GRANT ALL ON FUNCTION dispatcher.settle_stalled(p_sweeper dispatcher.claimant, p_agent_ids uuid[]) TO service_role;
+
+REVOKE ALL ON FUNCTION dispatcher.settle_stalled_agents(p_sweeper dispatcher.claimant) FROM PUBLIC;
+GRANT ALL ON FUNCTION dispatcher.settle_stalled_agents(p_sweeper dispatcher.claimant) TO service_role;
 
 REVOKE ALL ON FUNCTION dispatcher.settle_workflow_claim(p_run public.workflow_runs, p_as text) FROM PUBLIC;
 GRANT ALL ON FUNCTION dispatcher.settle_workflow_claim(p_run public.workflow_runs, p_as text) TO service_role;
@@ -11893,6 +12214,9 @@ GRANT ALL ON FUNCTION dispatcher.stale_dispatches(p_tick dispatcher.tick, p_limi
 REVOKE ALL ON FUNCTION dispatcher.stale_item_ids(p_sweeper dispatcher.claimant, p_limit integer) FROM PUBLIC;
 GRANT ALL ON FUNCTION dispatcher.stale_item_ids(p_sweeper dispatcher.claimant, p_limit integer) TO service_role;
 
+REVOKE ALL ON FUNCTION dispatcher.stall_at_end(p_wake public.agent_wakes, p_cause text) FROM PUBLIC;
+GRANT ALL ON FUNCTION dispatcher.stall_at_end(p_wake public.agent_wakes, p_cause text) TO service_role;
+
 REVOKE ALL ON FUNCTION dispatcher.stamp_items(p_wake public.agent_wakes, p_started_at timestamp with time zone) FROM PUBLIC;
 GRANT ALL ON FUNCTION dispatcher.stamp_items(p_wake public.agent_wakes, p_started_at timestamp with time zone) TO service_role;
 
@@ -11910,6 +12234,9 @@ GRANT ALL ON FUNCTION dispatcher.start_workflow_run(p_run public.workflow_runs) 
 
 REVOKE ALL ON FUNCTION dispatcher.stop_all(p_runs public.workflow_runs[], p_error text, OUT ids uuid[], OUT errors jsonb) FROM PUBLIC;
 GRANT ALL ON FUNCTION dispatcher.stop_all(p_runs public.workflow_runs[], p_error text, OUT ids uuid[], OUT errors jsonb) TO service_role;
+
+REVOKE ALL ON FUNCTION dispatcher.stop_chains(p_sweeper dispatcher.claimant, p_item_ids uuid[]) FROM PUBLIC;
+GRANT ALL ON FUNCTION dispatcher.stop_chains(p_sweeper dispatcher.claimant, p_item_ids uuid[]) TO service_role;
 
 REVOKE ALL ON FUNCTION dispatcher.stop_overspent_runs(p_tick dispatcher.tick, p_limit integer) FROM PUBLIC;
 GRANT ALL ON FUNCTION dispatcher.stop_overspent_runs(p_tick dispatcher.tick, p_limit integer) TO service_role;
@@ -11955,6 +12282,9 @@ GRANT ALL ON FUNCTION dispatcher.tell_full_budgets(p_tenant_id uuid, p_budgets d
 
 REVOKE ALL ON FUNCTION dispatcher.tell_of_money(p_tick dispatcher.tick, p_money dispatcher.money, p_holders uuid[]) FROM PUBLIC;
 GRANT ALL ON FUNCTION dispatcher.tell_of_money(p_tick dispatcher.tick, p_money dispatcher.money, p_holders uuid[]) TO service_role;
+
+REVOKE ALL ON FUNCTION dispatcher.tell_often(p_sweeper dispatcher.claimant, p_agent_ids uuid[]) FROM PUBLIC;
+GRANT ALL ON FUNCTION dispatcher.tell_often(p_sweeper dispatcher.claimant, p_agent_ids uuid[]) TO service_role;
 
 REVOKE ALL ON FUNCTION dispatcher.tell_often_woken(p_sweeper dispatcher.claimant, p_limit integer) FROM PUBLIC;
 GRANT ALL ON FUNCTION dispatcher.tell_often_woken(p_sweeper dispatcher.claimant, p_limit integer) TO service_role;
@@ -12069,6 +12399,9 @@ GRANT ALL ON FUNCTION dispatcher.unrouted_types(p_tenant_id uuid) TO service_rol
 
 REVOKE ALL ON FUNCTION dispatcher.unspent_budgets(p_tenant_id uuid, p_action text, p_now timestamp with time zone) FROM PUBLIC;
 GRANT ALL ON FUNCTION dispatcher.unspent_budgets(p_tenant_id uuid, p_action text, p_now timestamp with time zone) TO service_role;
+
+REVOKE ALL ON FUNCTION dispatcher.wait_after_end(p_wake public.agent_wakes, p_since timestamp with time zone, p_oldest timestamp with time zone) FROM PUBLIC;
+GRANT ALL ON FUNCTION dispatcher.wait_after_end(p_wake public.agent_wakes, p_since timestamp with time zone, p_oldest timestamp with time zone) TO service_role;
 
 REVOKE ALL ON FUNCTION dispatcher.wait_for_gateway(p_instance_id uuid) FROM PUBLIC;
 GRANT ALL ON FUNCTION dispatcher.wait_for_gateway(p_instance_id uuid) TO service_role;

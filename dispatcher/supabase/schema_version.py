@@ -2,5 +2,5 @@
 
 from typing import Final
 
-REVISION: Final = 58
-FINGERPRINT: Final = "12dca4ec99a411bfe1c36a8e6b5fd2ce01e3c17959e09acae532e5e2a9dae81f"
+REVISION: Final = 59
+FINGERPRINT: Final = "194d217632667cab511d38e1206d75dcff662eeead3dabe5961c7203388a1d52"

@@ -129,6 +129,7 @@ begin
                       where known.tenant_id = p_tenant_id and known.side_write = left(p_side_write, 100)
                         and known.gateway_id is not distinct from p_gateway_id
                         and known.at > clock_timestamp() - interval '1 minute');
+  perform dispatcher.settle_constraints('public.dispatcher_faults');
 exception when others then
   if dispatcher.must_abort(sqlstate) then raise; end if;
   raise warning 'side write % failed: %', p_side_write, p_error;

@@ -274,6 +274,7 @@ as $$
 declare
   v_items constant uuid[] := dispatcher.items_of_claim(p_facts);
   v_wake public.agent_wakes;
+  v_states integer;
 begin
   insert into public.agent_wakes (tenant_id, agent_id, gateway_id, instance_id, claim_request, path, item_ids,
       chain_depth, model_override,
@@ -294,12 +295,19 @@ begin
          consecutive_failures = p_facts.failures, updated_at = now(),
          stalled_at = case when p_facts.failures = 0 then null else stalled_at end
    where agent_id = p_facts.agent_id and v_wake.id is not null;
+  get diagnostics v_states = row_count;
+  if v_states = 0 and (v_wake.id is not null or exists (
+      select from dispatcher.agent_inbox_items as item
+       where item.id = v_items[1] and item.agent_id = p_facts.agent_id and item.tenant_id = p_facts.tenant_id)) then
+    raise exception 'a trigger keeps the wake from being written';
+  end if;
   return v_wake;
 end
 $$;
 comment on function dispatcher.write_wake(dispatcher.claimant, dispatcher.gate_facts, text, uuid) is
   'Writes the wake of a granted claim (state starting) and what the gates remember: failures that new context has '
-  'ended are forgotten here. All NULL, and nothing written, when the item it was for is gone by now.';
+  'ended are forgotten here. All NULL, and nothing written, when the item it was for is gone by now; raises when a '
+  'trigger drops one of the rows.';
 
 create or replace function dispatcher.claim_one_wake(
   p_claimant dispatcher.claimant, p_agent_id uuid, p_path text, p_item_ids uuid[], p_request uuid
@@ -352,15 +360,22 @@ create or replace function dispatcher.contained_claim(p_claimant dispatcher.clai
 language plpgsql volatile set search_path = ''
 as $$
 declare
+  v_answer jsonb;
   v_error text;
 begin
-  return dispatcher.claim_one_wake(p_claimant, (p_claim ->> 'agent_id')::uuid, coalesce(p_claim ->> 'path', 'event'),
-                                   dispatcher.hinted_ids(p_claim), p_request);
+  -- What a trigger puts off until the commit would take the claims of all with it: it speaks here, for this agent alone.
+  set constraints all deferred;
+  v_answer := dispatcher.claim_one_wake(p_claimant, (p_claim ->> 'agent_id')::uuid,
+      coalesce(p_claim ->> 'path', 'event'), dispatcher.hinted_ids(p_claim), p_request);
+  set constraints all immediate;
+  return v_answer;
 exception when lock_not_available then
   return dispatcher.busy_agent((p_claim ->> 'agent_id')::uuid);
 when others then
   if dispatcher.must_abort(sqlstate) then raise; end if;
   v_error := sqlerrm;
+  perform dispatcher.note_fault(p_claimant.tenant_id, p_claimant.gateway_id, 'claim',
+      format('agent %s: %s (%s)', p_claim ->> 'agent_id', v_error, sqlstate));
   return jsonb_build_object('granted', false, 'agent_id', p_claim -> 'agent_id', 'skip_reason', 'error', 'retry_in',
       null, 'failures', null,
                             'error', left(v_error, 500), 'error_code', sqlstate, 'agent_slug',
@@ -564,6 +579,7 @@ begin
   perform from public.agent_wake_state where agent_id = p_agent_id for update skip locked;
   if found then
     perform dispatcher.leave_waitlist(p_agent_id);
+    perform dispatcher.settle_constraints('public.agent_wake_state');
   end if;
 exception when others then
   -- What its row raises concerns it alone: the claims of the others, and what was reported with them, stand.

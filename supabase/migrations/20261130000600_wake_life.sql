@@ -26,6 +26,20 @@ comment on function dispatcher.lock_wake(uuid) is
   'Locks what the gates remember of the agent, then the wake: verdict ok, busy (somebody holds one of them) or '
   'not_found. Never waits.';
 
+create or replace function dispatcher.must_be_written(p_found boolean, p_what text) returns void
+language plpgsql volatile set search_path = ''
+as $$
+begin
+  if not p_found then
+    raise exception 'a trigger keeps the % of the wake from being written', p_what;
+  end if;
+  -- What follows is less than this: what a trigger puts off until the commit speaks now, before it.
+  set constraints all immediate;
+end
+$$;
+comment on function dispatcher.must_be_written(boolean, text) is
+  'Raises unless the row of a wake was written, also for the triggers that others put off until the commit.';
+
 create or replace function dispatcher.start_wake(
   p_wake_id uuid, p_claim_token uuid, p_host_id text, p_pid integer, p_pid_started_at double precision
 ) returns jsonb
@@ -52,6 +66,7 @@ begin
   update public.agent_wakes
      set state = 'running', host_id = p_host_id, pid = p_pid, pid_started_at = p_pid_started_at, started_at = now()
    where id = p_wake_id;
+  perform dispatcher.must_be_written(found, 'start');
   perform dispatcher.stamp_items(v_wake, now());
   return jsonb_build_object('wake_id', p_wake_id, 'applied', true, 'code', 'ok');
 end
@@ -74,6 +89,7 @@ begin
                         or (p_started_at is not null and item.last_wake_success_at is null
                         or item.last_wake_success_at < p_wake.claimed_at))
                    for update skip locked);
+  perform dispatcher.settle_constraints('public.agent_inbox_items');
 exception when others then
   if dispatcher.must_abort(sqlstate) then raise; end if;
   perform dispatcher.note_fault(p_wake.tenant_id, p_wake.gateway_id, 'stamp of items',
@@ -160,6 +176,33 @@ $$;
 comment on function dispatcher.give_up_items(uuid[], text) is
   'dead_letter with its reason, for those that nobody holds; answers which.';
 
+create or replace function dispatcher.close_leases(p_tenant_id uuid, p_gateway_id uuid, p_item_ids uuid[],
+    p_outcome text) returns void
+language plpgsql volatile set search_path = ''
+as $$
+declare
+  v_half constant integer := coalesce(cardinality(p_item_ids), 0) / 2;
+begin
+  -- A side write. A lease left open owns nothing: its item is not leased any more, or was leased at another time.
+  update public.inbox_item_leases set closed_at = now(), outcome = p_outcome
+   where item_id in (select lease.item_id from public.inbox_item_leases as lease
+                      where lease.item_id = any (p_item_ids) and lease.closed_at is null for update skip locked);
+  perform dispatcher.settle_constraints('public.inbox_item_leases');
+exception when others then
+  if dispatcher.must_abort(sqlstate) then raise; end if;
+  if v_half = 0 then
+    perform dispatcher.note_fault(p_tenant_id, p_gateway_id, 'end of a lease',
+        format('item %s: %s (%s)', p_item_ids[1], sqlerrm, sqlstate));
+    return;
+  end if;
+  perform dispatcher.close_leases(p_tenant_id, p_gateway_id, p_item_ids[:v_half], p_outcome);
+  perform dispatcher.close_leases(p_tenant_id, p_gateway_id, p_item_ids[v_half + 1:], p_outcome);
+end
+$$;
+comment on function dispatcher.close_leases(uuid, uuid, uuid[], text) is
+  'Closes the open leases of items that nobody holds. One that raises stays open and is noted; it owns nothing once '
+  'its item is released.';
+
 create or replace function dispatcher.release_wake_leases(p_wake public.agent_wakes, p_give_back boolean,
     p_reason text, out released integer, out dead uuid[])
 language plpgsql volatile set search_path = ''
@@ -179,9 +222,8 @@ begin
   if released = 0 then
     return;
   end if;
-  update public.inbox_item_leases set closed_at = now(), outcome = case when p_give_back then 'released' else 'lost' end
-   where item_id in (select lease.item_id from public.inbox_item_leases as lease
-                      where lease.item_id = any (v_items) and lease.closed_at is null for update skip locked);
+  perform dispatcher.close_leases(p_wake.tenant_id, p_wake.gateway_id, v_items,
+      case when p_give_back then 'released' else 'lost' end);
   if not p_give_back then
     dead := dispatcher.give_up_items(array(select item.id from dispatcher.agent_inbox_items as item
                                             where item.id = any (v_items) and item.attempt_count >= item.max_attempts),
@@ -191,6 +233,8 @@ begin
      set status = 'pending', leased_at = null, leased_until = null, updated_at = now(),
          attempt_count = case when p_give_back then greatest(attempt_count, 1) - 1 else attempt_count end
    where id = any (v_items) and id <> all (dead);
+  get diagnostics released = row_count;
+  released := released + cardinality(dead);
 end
 $$;
 comment on function dispatcher.release_wake_leases(public.agent_wakes, boolean, text) is
@@ -291,6 +335,7 @@ begin
      set stalled_at = coalesce(stalled_at, now()), waitlisted_at = null, waitlist_path = null, waiting_since = null,
          updated_at = now()
    where agent_id = p_agent_id;
+  v_is_new := v_is_new and found;  -- whom nobody keeps, nobody tells of at every look
   select slug into v_slug from dispatcher.agents where id = p_agent_id;
   begin
     v_count := dispatcher.set_items_aside(array(
@@ -298,6 +343,7 @@ begin
        where item.agent_id = p_agent_id and item.tenant_id = v_state.tenant_id and item.status = 'pending'
          and item.attempt_count < item.max_attempts
            limit 500), 'agent_stalled', 'agent_stalled');
+    perform dispatcher.settle_constraints('public.agent_inbox_items');
   exception when others then
     if dispatcher.must_abort(sqlstate) then raise; end if;
     perform dispatcher.note_fault(v_state.tenant_id, (select gateway_id from dispatcher.agents where id = p_agent_id),
@@ -318,6 +364,20 @@ $$;
 comment on function dispatcher.mark_agent_stalled(uuid, text) is
   'Sets pending items of an agent aside (failed, marked agent_stalled, attempts untouched), at most 500 a call: the '
   'sweep takes the rest. Tells the operator once per stall, with p_cause where there is one.';
+
+create or replace function dispatcher.stall_at_end(p_wake public.agent_wakes, p_cause text) returns void
+language plpgsql volatile set search_path = ''
+as $$
+begin
+  perform dispatcher.mark_agent_stalled(p_wake.agent_id, p_cause);
+  perform dispatcher.settle_constraints('public.agent_wake_state');
+exception when others then
+  if dispatcher.must_abort(sqlstate) then raise; end if;
+  perform dispatcher.note_fault(p_wake.tenant_id, p_wake.gateway_id, 'stall', format('%s (%s)', sqlerrm, sqlstate));
+end
+$$;
+comment on function dispatcher.stall_at_end(public.agent_wakes, text) is
+  'mark_agent_stalled at the end of a wake, which stands whatever becomes of it: the sweep tries again.';
 
 create or replace function dispatcher.wake_end_state(p_wake public.agent_wakes, p_ending text, p_exit_code integer)
     returns text
@@ -368,11 +428,13 @@ begin
   v_dead := v_released.dead;
   if p_state = 'lost' and v_released.released = 0 then
     v_dead := v_dead || dispatcher.spend_attempt_of_lost_wake(p_wake);
+    perform dispatcher.settle_constraints('public.agent_inbox_items');
     return v_dead;
   end if;
   if p_ending = 'item_refused' then
     v_dead := v_dead || dispatcher.give_up_items(p_wake.item_ids[1:1], v_reason);
   end if;
+  perform dispatcher.settle_constraints('public.agent_inbox_items');
   perform dispatcher.tell_dead_letters(p_wake.agent_id, v_dead, v_reason);
   return v_dead;
 exception when others then
@@ -425,6 +487,7 @@ begin
   v_state := dispatcher.wake_end_state(v_wake, p_ending, p_exit_code);
   update public.agent_wakes set state = v_state, ended_at = now(), exit_code = p_exit_code, error = left(p_error, 2000)
       where id = p_wake_id;
+  perform dispatcher.must_be_written(found, 'end');
   update public.agent_wake_state as memory
      set last_ended_at = now(), last_end_state = v_state, updated_at = now(),
          consecutive_failures = dispatcher.failures_after(memory.consecutive_failures, v_state, p_ending,
@@ -432,12 +495,13 @@ begin
                                   and dispatcher.wake_has_progress(v_wake), v_settings.max_consecutive_failures)
    where memory.agent_id = v_wake.agent_id
   returning memory.consecutive_failures into v_failures;
+  perform dispatcher.must_be_written(found, 'end');
   v_dead := dispatcher.settle_items_of_wake(v_wake, v_state, p_ending, p_error);
   if v_wake.started_at is null then
     perform dispatcher.stamp_items(v_wake, null);
   end if;
   if v_failures >= v_settings.max_consecutive_failures then
-    perform dispatcher.mark_agent_stalled(v_wake.agent_id, case when p_ending = 'agent_refused'
+    perform dispatcher.stall_at_end(v_wake, case when p_ending = 'agent_refused'
         then format('It cannot be started: %s', left(p_error, 500)) end);
   end if;
   return jsonb_build_object('wake_id', p_wake_id, 'applied', true, 'code', 'ok', 'state', v_state, 'agent_id',
@@ -469,6 +533,23 @@ $$;
 comment on function dispatcher.dead_letters_of_wake(public.agent_wakes, uuid[]) is
   'Items the agent itself failed for good in a wake, without p_known.';
 
+create or replace function dispatcher.wait_after_end(p_wake public.agent_wakes, p_since timestamptz,
+    p_oldest timestamptz) returns boolean
+language plpgsql volatile set search_path = ''
+as $$
+begin
+  perform dispatcher.join_waitlist(p_wake.agent_id, 'waitlist', p_since, p_oldest);
+  perform dispatcher.settle_constraints('public.agent_wake_state');
+  return true;
+exception when others then
+  if dispatcher.must_abort(sqlstate) then raise; end if;
+  perform dispatcher.note_fault(p_wake.tenant_id, p_wake.gateway_id, 'waitlist', format('%s (%s)', sqlerrm, sqlstate));
+  return false;
+end
+$$;
+comment on function dispatcher.wait_after_end(public.agent_wakes, timestamptz, timestamptz) is
+  'join_waitlist at the end of a wake, which stands whatever becomes of it. False when it raised, which is noted.';
+
 create or replace function dispatcher.wait_for_next_wake(p_wake public.agent_wakes,
     p_settings public.dispatcher_settings, p_state text) returns jsonb
 language plpgsql volatile set search_path = ''
@@ -476,6 +557,7 @@ as $$
 declare
   v_facts dispatcher.gate_facts := dispatcher.read_gate_facts(p_wake.agent_id, p_settings);
   v_gates record;
+  v_is_listed boolean;
 begin
   v_gates := dispatcher.wake_gates(v_facts, p_settings);
   if v_facts.agent_id is null then
@@ -485,10 +567,9 @@ begin
     return jsonb_build_object('next', v_gates.blocked[1], 'retry_in', dispatcher.seconds_until(v_gates.retry_at));
   end if;
   -- One whose wake came to nothing keeps its place.
-  perform dispatcher.join_waitlist(p_wake.agent_id, 'waitlist', case when p_state in ('interrupted', 'lost')
-      then p_wake.claimed_at else now() end,
-                                   v_facts.oldest_due);
-  return jsonb_build_object('next', 'waitlisted', 'retry_in', null);
+  v_is_listed := dispatcher.wait_after_end(
+    p_wake, case when p_state in ('interrupted', 'lost') then p_wake.claimed_at else now() end, v_facts.oldest_due);
+  return jsonb_build_object('next', 'waitlisted', 'retry_in', case when not v_is_listed then 60 end);
 end
 $$;
 comment on function dispatcher.wait_for_next_wake(public.agent_wakes, public.dispatcher_settings, text) is
@@ -501,6 +582,8 @@ as $$
 declare
   v_answer jsonb;
 begin
+  -- What a trigger puts off until the commit would take the reports of all with it: it speaks here, for this one alone.
+  set constraints all deferred;
   if not exists (select from public.agent_wakes
                   where id = (p_report ->> 'wake_id')::uuid and gateway_id = p_gateway_id) then
     return jsonb_build_object('wake_id', p_report ->> 'wake_id', 'applied', false, 'code', 'not_found');
@@ -519,6 +602,7 @@ begin
       v_answer := jsonb_build_object('wake_id', p_report ->> 'wake_id', 'applied', false, 'code', 'invalid', 'error',
           'unknown report');
   end case;
+  set constraints all immediate;
   return v_answer;
 exception when lock_not_available then
   return jsonb_build_object('wake_id', p_report ->> 'wake_id', 'applied', false, 'code', 'busy');

@@ -28,6 +28,37 @@ $$;
 comment on function dispatcher.sweeper(uuid) is
   'Who sweeps, with which settings; locks nothing. Raises OD001 for an unknown instance.';
 
+create or replace function dispatcher.in_parts(p_sweeper dispatcher.claimant, p_step text, p_what text, p_ids uuid[])
+    returns integer
+language plpgsql volatile set search_path = ''
+as $$
+declare
+  v_half constant integer := coalesce(cardinality(p_ids), 0) / 2;
+  v_count integer;
+begin
+  if coalesce(cardinality(p_ids), 0) = 0 then
+    return 0;
+  end if;
+  -- What a trigger puts off until the commit speaks here, while it can still be told whose row it is about.
+  set constraints all deferred;
+  execute format('select dispatcher.%I($1, $2)', p_step) into v_count using p_sweeper, p_ids;
+  set constraints all immediate;
+  return coalesce(v_count, 0);
+exception when others then
+  if dispatcher.must_abort(sqlstate) or sqlstate = '55P03' then raise; end if;
+  if v_half = 0 then
+    perform dispatcher.note_fault(p_sweeper.tenant_id, p_sweeper.gateway_id, p_what,
+        format('%s: %s (%s)', p_ids[1], sqlerrm, sqlstate));
+    return 0;
+  end if;
+  return dispatcher.in_parts(p_sweeper, p_step, p_what, p_ids[:v_half])
+         + dispatcher.in_parts(p_sweeper, p_step, p_what, p_ids[v_half + 1:]);
+end
+$$;
+comment on function dispatcher.in_parts(dispatcher.claimant, text, text, uuid[]) is
+  'Takes a step, a function (sweeper, ids) that answers how many rows it changed, for all ids at once; where that '
+  'raises, for each half. What raises for one id alone is noted as p_what and costs no other. Answers the sum.';
+
 create or replace function dispatcher.stale_item_ids(p_sweeper dispatcher.claimant, p_limit integer) returns uuid[]
 language plpgsql volatile set search_path = ''
 as $$
@@ -56,12 +87,11 @@ comment on function dispatcher.stale_item_ids(dispatcher.claimant, integer) is
   'Items pending for longer than stale_item_age_hours, locked. The age counts from the creation, the last requeue or '
   'the end of its agent''s pause; items of paused or hibernating agents wait.';
 
-create or replace function dispatcher.expire_stale_items(p_sweeper dispatcher.claimant, p_limit integer) returns integer
+create or replace function dispatcher.expire_picked(p_sweeper dispatcher.claimant, p_item_ids uuid[]) returns integer
 language plpgsql volatile set search_path = ''
 as $$
 declare
-  -- Read once: where it stands in the statement, a function that locks is called again for every row that is looked at.
-  v_ids constant uuid[] := dispatcher.stale_item_ids(p_sweeper, p_limit);
+  v_count integer;
 begin
   update dispatcher.agent_inbox_items as item
      set status = 'failed', attempt_count = greatest(item.attempt_count, item.max_attempts), failed_at = now(),
@@ -69,12 +99,24 @@ begin
          context = dispatcher.merge_inbox_context(item.context, jsonb_build_object(
            'last_failure_reason', format('stale: pending for more than %s h',
                (p_sweeper.settings).stale_item_age_hours)))
-   where item.id = any (v_ids);
-  return cardinality(v_ids);
+   where item.id = any (p_item_ids);
+  get diagnostics v_count = row_count;
+  return v_count;
+end
+$$;
+comment on function dispatcher.expire_picked(dispatcher.claimant, uuid[]) is
+  'Stale items fail for good, reason recorded; answers how many did.';
+
+create or replace function dispatcher.expire_stale_items(p_sweeper dispatcher.claimant, p_limit integer) returns integer
+language plpgsql volatile set search_path = ''
+as $$
+begin
+  return dispatcher.in_parts(p_sweeper, 'expire_picked', 'expiry of an item',
+      dispatcher.stale_item_ids(p_sweeper, p_limit));
 end
 $$;
 comment on function dispatcher.expire_stale_items(dispatcher.claimant, integer) is
-  'Stale items fail for good, reason recorded.';
+  'Stale items fail for good; one that raises costs no other.';
 
 create or replace function dispatcher.spent_items(p_sweeper dispatcher.claimant, p_limit integer)
     returns table (item_id uuid, agent_id uuid)
@@ -97,8 +139,7 @@ $$;
 comment on function dispatcher.spent_items(dispatcher.claimant, integer) is
   'Expired leases and pending items without attempts left, locked.';
 
-create or replace function dispatcher.give_up_spent_items(p_sweeper dispatcher.claimant, p_limit integer)
-    returns integer
+create or replace function dispatcher.give_up_spent(p_sweeper dispatcher.claimant, p_item_ids uuid[]) returns integer
 language plpgsql volatile set search_path = ''
 as $$
 declare
@@ -108,13 +149,10 @@ declare
   v_count integer := 0;
 begin
   for v_agent in
-    select spent.agent_id, array_agg(spent.item_id) as item_ids from dispatcher.spent_items(p_sweeper, p_limit) as spent
-        group by spent.agent_id
+    select item.agent_id, array_agg(item.id) as item_ids from dispatcher.agent_inbox_items as item
+     where item.id = any (p_item_ids) group by item.agent_id
   loop
-    update public.inbox_item_leases set closed_at = now(), outcome = 'dead_letter'
-     where item_id in (select lease.item_id from public.inbox_item_leases as lease
-                        where lease.item_id = any (v_agent.item_ids) and lease.closed_at is null
-                            for update skip locked);
+    perform dispatcher.close_leases(p_sweeper.tenant_id, p_sweeper.gateway_id, v_agent.item_ids, 'dead_letter');
     v_dead := dispatcher.give_up_items(v_agent.item_ids, v_reason);
     perform dispatcher.tell_dead_letters(v_agent.agent_id, v_dead, v_reason);
     v_count := v_count + cardinality(v_dead);
@@ -122,8 +160,20 @@ begin
   return v_count;
 end
 $$;
+comment on function dispatcher.give_up_spent(dispatcher.claimant, uuid[]) is
+  'Items without attempts left become dead_letter, with the reason; one notification per agent. Answers how many did.';
+
+create or replace function dispatcher.give_up_spent_items(p_sweeper dispatcher.claimant, p_limit integer)
+    returns integer
+language plpgsql volatile set search_path = ''
+as $$
+begin
+  return dispatcher.in_parts(p_sweeper, 'give_up_spent', 'end of an item without attempts',
+      array(select spent.item_id from dispatcher.spent_items(p_sweeper, p_limit) as spent));
+end
+$$;
 comment on function dispatcher.give_up_spent_items(dispatcher.claimant, integer) is
-  'Items without attempts left become dead_letter, with the reason; one notification per agent.';
+  'Items without attempts left become dead_letter; one that raises costs no other.';
 
 create or replace function dispatcher.chained_items(p_sweeper dispatcher.claimant, p_limit integer)
 returns table (agent_id uuid, item_id uuid, chain_depth integer)
@@ -171,31 +221,52 @@ begin
              p_depth, cardinality(p_item_ids), v_slug),
       p_agent_id, jsonb_build_object('chain_depth', p_depth, 'item_ids', p_item_ids[1:100]));
   end if;
+  perform dispatcher.settle_constraints('public.agent_wake_state');
+exception when others then
+  if dispatcher.must_abort(sqlstate) then raise; end if;
+  perform dispatcher.note_fault(p_sweeper.tenant_id, p_sweeper.gateway_id, 'alert of a chain',
+      format('%s (%s)', sqlerrm, sqlstate));
 end
 $$;
 comment on function dispatcher.tell_chain(dispatcher.claimant, uuid, integer, uuid[]) is
-  'One notification per agent and hour of a chain that was stopped.';
+  'One notification per agent and hour of a chain that was stopped. A side write.';
 
-create or replace function dispatcher.stop_wake_chains(p_sweeper dispatcher.claimant, p_limit integer) returns integer
+create or replace function dispatcher.stop_chains(p_sweeper dispatcher.claimant, p_item_ids uuid[]) returns integer
 language plpgsql volatile set search_path = ''
 as $$
 declare
   v_reason constant text := format('wake chain limit (%s) reached', dispatcher.wake_chain_limit(p_sweeper.settings));
   v_chain record;
+  v_stopped integer;
   v_count integer := 0;
 begin
   for v_chain in
-    select chained.agent_id, array_agg(chained.item_id) as item_ids, max(chained.chain_depth) as depth
-      from dispatcher.chained_items(p_sweeper, p_limit) as chained group by chained.agent_id
+    select item.agent_id, array_agg(item.id) as item_ids, max(origin.chain_depth) as depth
+      from dispatcher.agent_inbox_items as item join public.inbox_item_origins as origin on origin.item_id = item.id
+     where item.id = any (p_item_ids) group by item.agent_id
   loop
-    v_count := v_count + dispatcher.set_items_aside(v_chain.item_ids, 'wake_chain_limit', v_reason);
-    perform dispatcher.tell_chain(p_sweeper, v_chain.agent_id, v_chain.depth, v_chain.item_ids);
+    v_stopped := dispatcher.set_items_aside(v_chain.item_ids, 'wake_chain_limit', v_reason);
+    if v_stopped > 0 then
+      perform dispatcher.tell_chain(p_sweeper, v_chain.agent_id, v_chain.depth, v_chain.item_ids);
+    end if;
+    v_count := v_count + v_stopped;
   end loop;
   return v_count;
 end
 $$;
+comment on function dispatcher.stop_chains(dispatcher.claimant, uuid[]) is
+  'Items at the end of a chain of wakes become dead_letter; one notification per agent and hour. Answers how many did.';
+
+create or replace function dispatcher.stop_wake_chains(p_sweeper dispatcher.claimant, p_limit integer) returns integer
+language plpgsql volatile set search_path = ''
+as $$
+begin
+  return dispatcher.in_parts(p_sweeper, 'stop_chains', 'stop of a chain',
+      array(select chained.item_id from dispatcher.chained_items(p_sweeper, p_limit) as chained));
+end
+$$;
 comment on function dispatcher.stop_wake_chains(dispatcher.claimant, integer) is
-  'Items whose chain of wakes reached max_wake_chain become dead_letter; one notification per agent and hour.';
+  'Items whose chain of wakes reached max_wake_chain become dead_letter; one that raises costs no other.';
 
 create or replace function dispatcher.agents_to_settle(p_sweeper dispatcher.claimant, p_limit integer)
     returns setof uuid
@@ -217,23 +288,33 @@ $$;
 comment on function dispatcher.agents_to_settle(dispatcher.claimant, integer) is
   'Stalled agents of which nobody was told yet, or that have pending items.';
 
-create or replace function dispatcher.settle_stalled_agents(p_sweeper dispatcher.claimant, p_limit integer)
-    returns integer
+create or replace function dispatcher.settle_stalled(p_sweeper dispatcher.claimant, p_agent_ids uuid[]) returns integer
 language plpgsql volatile set search_path = ''
 as $$
 declare
   v_agent_id uuid;
   v_count integer := 0;
 begin
-  for v_agent_id in select * from dispatcher.agents_to_settle(p_sweeper, 100) loop
+  foreach v_agent_id in array p_agent_ids loop
     v_count := v_count + dispatcher.mark_agent_stalled(v_agent_id);
-    exit when v_count >= p_limit;
+    exit when v_count >= 500;
   end loop;
   return v_count;
 end
 $$;
-comment on function dispatcher.settle_stalled_agents(dispatcher.claimant, integer) is
-  'Sets the pending items of stalled agents aside and notifies once per stall.';
+comment on function dispatcher.settle_stalled(dispatcher.claimant, uuid[]) is
+  'Sets the pending items of stalled agents aside, about 500, and notifies once per stall. Answers how many.';
+
+create or replace function dispatcher.settle_stalled_agents(p_sweeper dispatcher.claimant) returns integer
+language plpgsql volatile set search_path = ''
+as $$
+begin
+  return dispatcher.in_parts(p_sweeper, 'settle_stalled', 'stall',
+      array(select * from dispatcher.agents_to_settle(p_sweeper, 100)));
+end
+$$;
+comment on function dispatcher.settle_stalled_agents(dispatcher.claimant) is
+  'Settles stalled agents; one that raises costs no other.';
 
 create or replace function dispatcher.forgotten_leases(p_sweeper dispatcher.claimant, p_limit integer)
     returns setof public.agent_wakes
@@ -252,8 +333,7 @@ comment on function dispatcher.forgotten_leases(dispatcher.claimant, integer) is
 create index if not exists inbox_item_leases_open_by_wake on public.inbox_item_leases (wake_id) where closed_at is null
     and wake_id is not null;
 
-create or replace function dispatcher.release_forgotten_leases(p_sweeper dispatcher.claimant, p_limit integer)
-    returns integer
+create or replace function dispatcher.release_forgotten(p_sweeper dispatcher.claimant, p_wake_ids uuid[]) returns integer
 language plpgsql volatile set search_path = ''
 as $$
 declare
@@ -262,7 +342,7 @@ declare
   v_count integer := 0;
   v_reason text;
 begin
-  for v_wake in select * from dispatcher.forgotten_leases(p_sweeper, p_limit) loop
+  for v_wake in select * from public.agent_wakes where id = any (p_wake_ids) loop
     -- The agent may have its next wake by now: only what this one leased, and only where no wake lives.
     continue when exists (select from public.agent_wakes where agent_id = v_wake.agent_id
         and state in ('starting', 'running'));
@@ -274,8 +354,20 @@ begin
   return v_count;
 end
 $$;
+comment on function dispatcher.release_forgotten(dispatcher.claimant, uuid[]) is
+  'Releases what wakes hold that have ended, unless their agent has another one. Answers how many items.';
+
+create or replace function dispatcher.release_forgotten_leases(p_sweeper dispatcher.claimant, p_limit integer)
+    returns integer
+language plpgsql volatile set search_path = ''
+as $$
+begin
+  return dispatcher.in_parts(p_sweeper, 'release_forgotten', 'release of leases',
+      array(select wake.id from dispatcher.forgotten_leases(p_sweeper, p_limit) as wake));
+end
+$$;
 comment on function dispatcher.release_forgotten_leases(dispatcher.claimant, integer) is
-  'Releases leases whose wake ended while somebody held the item.';
+  'Releases leases whose wake ended while somebody held the item; a wake for which that raises costs no other.';
 
 create or replace function dispatcher.often_woken_agents(p_sweeper dispatcher.claimant, p_limit integer)
 returns table (agent_id uuid, agent_slug text, wakes integer)
@@ -297,16 +389,19 @@ comment on function dispatcher.often_woken_agents(dispatcher.claimant, integer) 
   'Agents woken more than alert_wakes_per_hour times in the last hour, whatever woke them, of whom nobody was told in '
   'that hour.';
 
-create or replace function dispatcher.tell_often_woken(p_sweeper dispatcher.claimant, p_limit integer) returns integer
+create or replace function dispatcher.tell_often(p_sweeper dispatcher.claimant, p_agent_ids uuid[]) returns integer
 language plpgsql volatile set search_path = ''
 as $$
 declare
   v_often record;
   v_count integer := 0;
 begin
-  for v_often in select * from dispatcher.often_woken_agents(p_sweeper, p_limit) loop
+  for v_often in
+    select often.* from dispatcher.often_woken_agents(p_sweeper, 500) as often where often.agent_id = any (p_agent_ids)
+  loop
     continue when (dispatcher.lock_wake_state(v_often.agent_id, p_sweeper.tenant_id)).agent_id is null;
     update public.agent_wake_state set often_notified_at = now() where agent_id = v_often.agent_id;
+    continue when not found;  -- whom nobody keeps, nobody tells of at every look
     perform dispatcher.notify_operator(
       p_sweeper.tenant_id, 'often_woken', format('Agent %s is woken unusually often', v_often.agent_slug),
       format('%s wakes in the last hour (ALERT_WAKES_PER_HOUR is %s). It goes on. `dispatcher inbox list --agent %s` '
@@ -320,8 +415,32 @@ begin
   return v_count;
 end
 $$;
+comment on function dispatcher.tell_often(dispatcher.claimant, uuid[]) is
+  'Tells of agents that are woken unusually often, and keeps when. Answers how many.';
+
+create or replace function dispatcher.tell_often_woken(p_sweeper dispatcher.claimant, p_limit integer) returns integer
+language plpgsql volatile set search_path = ''
+as $$
+begin
+  return dispatcher.in_parts(p_sweeper, 'tell_often', 'alert',
+      array(select often.agent_id from dispatcher.often_woken_agents(p_sweeper, p_limit) as often));
+end
+$$;
 comment on function dispatcher.tell_often_woken(dispatcher.claimant, integer) is
   'One notification per agent and hour for agents that are woken unusually often; stops nobody.';
+
+create or replace function dispatcher.prune_wakes(p_sweeper dispatcher.claimant, p_wake_ids uuid[]) returns integer
+language plpgsql volatile set search_path = ''
+as $$
+declare
+  v_count integer;
+begin
+  delete from public.agent_wakes where id = any (p_wake_ids) and gateway_id = p_sweeper.gateway_id;
+  get diagnostics v_count = row_count;
+  return v_count;
+end
+$$;
+comment on function dispatcher.prune_wakes(dispatcher.claimant, uuid[]) is 'Removes wakes; answers how many went.';
 
 create or replace function dispatcher.prune_old_rows(p_sweeper dispatcher.claimant, p_limit integer) returns integer
 language plpgsql volatile set search_path = ''
@@ -330,10 +449,9 @@ declare
   v_wakes integer;
   v_faults integer;
 begin
-  delete from public.agent_wakes where id in (
+  v_wakes := dispatcher.in_parts(p_sweeper, 'prune_wakes', 'removal of old wakes', array(
     select id from public.agent_wakes where gateway_id = p_sweeper.gateway_id and ended_at < now() - interval '30 days'
-     order by ended_at limit p_limit for update skip locked);
-  get diagnostics v_wakes = row_count;
+     order by ended_at limit p_limit for update skip locked));
   delete from public.dispatcher_faults where id in (
     select id from public.dispatcher_faults where tenant_id = p_sweeper.tenant_id and at < now() - interval '7 days'
         limit p_limit for update skip locked);
@@ -395,6 +513,7 @@ create or replace function dispatcher.list_agents(
 language plpgsql volatile set search_path = ''
 as $$
 declare
+  v_half constant integer := coalesce(cardinality(p_agent_ids), 0) / 2;
   v_listed uuid[];
 begin
   insert into public.agent_wake_state (agent_id, tenant_id)
@@ -416,12 +535,26 @@ begin
      where state.agent_id = held.agent_id
     returning state.agent_id)
   select array_agg(agent_id) into v_listed from listed;
+  perform dispatcher.settle_constraints('public.agent_wake_state');
   return coalesce(v_listed, '{}');
+exception when others then
+  -- Also a row that somebody has inserted and not committed: the others do not wait with it.
+  if dispatcher.must_abort(sqlstate)
+     or (sqlstate = '55P03' and clock_timestamp() > now() + interval '2 seconds') then raise; end if;
+  if v_half > 0 then
+    return dispatcher.list_agents(p_sweeper, p_agent_ids[:v_half], p_oldest[:v_half], p_since)
+           || dispatcher.list_agents(p_sweeper, p_agent_ids[v_half + 1:], p_oldest[v_half + 1:], p_since);
+  end if;
+  if sqlstate <> '55P03' then
+    perform dispatcher.note_fault(p_sweeper.tenant_id, p_sweeper.gateway_id, 'waitlist',
+        format('agent %s: %s (%s)', p_agent_ids[1], sqlerrm, sqlstate));
+  end if;
+  return '{}';
 end
 $$;
 comment on function dispatcher.list_agents(dispatcher.claimant, uuid[], timestamptz[], timestamptz) is
   'Puts agents, whose oldest items are from p_oldest, on the waitlist, all at once and held for a moment; answers '
-  'which: those that somebody holds are not.';
+  'which: those that somebody holds, or whose row raises, are not.';
 
 create or replace function dispatcher.fill_waitlist(p_sweeper dispatcher.claimant, p_cursor jsonb, p_limit integer)
     returns jsonb
@@ -440,6 +573,7 @@ declare
   v_seen integer := 0;
   v_last uuid;
 begin
+  perform set_config('lock_timeout', '100ms', true);
   for v_agent in select * from dispatcher.agents_with_work(p_sweeper, (p_cursor ->> 'after')::uuid, p_limit) loop
     v_seen := v_seen + 1;
     v_last := v_agent.agent_id;
@@ -464,6 +598,21 @@ comment on function dispatcher.fill_waitlist(dispatcher.claimant, jsonb, integer
   'Puts agents of the gateway that have work and open gates on the waitlist; answers the refused ones with their '
   'reason. p_cursor: {after, since} of the page before.';
 
+create or replace function dispatcher.queue_agents(p_sweeper dispatcher.claimant, p_agent_ids uuid[]) returns integer
+language plpgsql volatile set search_path = ''
+as $$
+declare
+  v_count integer;
+begin
+  update public.agent_wake_state set waitlist_path = 'waitlist'
+   where agent_id = any (p_agent_ids) and waitlist_path = 'sweep';
+  get diagnostics v_count = row_count;
+  return v_count;
+end
+$$;
+comment on function dispatcher.queue_agents(dispatcher.claimant, uuid[]) is
+  'Agents that a sweep listed wait for a slot from now on; answers how many.';
+
 create or replace function dispatcher.claim_at_sweep(p_sweeper dispatcher.claimant, p_claim_limit integer,
     p_request uuid) returns jsonb
 language plpgsql volatile set search_path = ''
@@ -473,15 +622,12 @@ declare
   v_queued integer;
 begin
   -- Whoever did not get a slot now waits for one.
-  with queued as (
+  v_queued := dispatcher.in_parts(p_sweeper, 'queue_agents', 'waitlist', array(
     select state.agent_id from public.agent_wake_state as state
       join dispatcher.agents as agent on agent.id = state.agent_id
      where agent.gateway_id = p_sweeper.gateway_id and agent.tenant_id = p_sweeper.tenant_id
        and state.waitlist_path = 'sweep' limit 500
-         for update of state skip locked)
-  update public.agent_wake_state as state set waitlist_path = 'waitlist' from queued
-      where state.agent_id = queued.agent_id;
-  get diagnostics v_queued = row_count;
+         for update of state skip locked));
   return jsonb_build_object('count', jsonb_array_length(v_claims), 'claims', v_claims, 'queued', v_queued, 'waiting',
     (select count(*) from public.agent_wake_state as state
        join dispatcher.agents as agent on agent.id = state.agent_id
@@ -571,7 +717,7 @@ begin
     when 'expired' then v_count := dispatcher.expire_stale_items(v_sweeper, v_limit);
     when 'dead' then v_count := dispatcher.give_up_spent_items(v_sweeper, v_limit);
     when 'chained' then v_count := dispatcher.stop_wake_chains(v_sweeper, v_limit);
-    when 'stalled' then v_count := dispatcher.settle_stalled_agents(v_sweeper, v_limit);
+    when 'stalled' then v_count := dispatcher.settle_stalled_agents(v_sweeper);
     when 'released' then v_count := dispatcher.release_forgotten_leases(v_sweeper, v_limit);
     when 'listed' then v_answer := dispatcher.fill_waitlist(v_sweeper, p_cursor, v_limit);
     when 'claims' then v_answer := dispatcher.claim_at_sweep(v_sweeper, p_claim_limit, p_request);

@@ -64,7 +64,9 @@ language plpgsql volatile set search_path = ''
 as $$
 declare
   v_now timestamptz;
+  v_written integer;
 begin
+  set constraints all deferred;
   perform 1 from dispatcher.agent_inbox_items as item where item.id = p_item_id for update skip locked;
   if not found then
     return false;
@@ -88,12 +90,24 @@ begin
      set tenant_id = excluded.tenant_id, agent_id = excluded.agent_id, wake_id = excluded.wake_id,
          lease_token = excluded.lease_token, attempt = excluded.attempt, leased_at = excluded.leased_at,
          leased_until = excluded.leased_until, closed_at = null, outcome = null;
+  get diagnostics v_written = row_count;
+  if v_written = 0 then
+    raise exception 'a trigger keeps the lease from being written';
+  end if;
+  set constraints all immediate;
   return true;
+exception when others then
+  if dispatcher.must_abort(sqlstate) or sqlstate = '55P03' then raise; end if;
+  perform dispatcher.note_fault(item.tenant_id, agent.gateway_id, 'lease',
+      format('item %s: %s (%s)', p_item_id, sqlerrm, sqlstate))
+     from dispatcher.agent_inbox_items as item join dispatcher.agents as agent on agent.id = item.agent_id
+    where item.id = p_item_id;
+  return null;
 end
 $$;
 comment on function dispatcher.lease_one_inbox_item(uuid, integer, uuid, uuid) is
-  'Leases one item if it is free and due; false when another session has it. The lease names the wake it is taken in, '
-  'which keeps it alive.';
+  'Leases one item if it is free and due; false when another session has it, NULL when it raises, which is noted and '
+  'costs no other item. The lease names the wake it is taken in, which keeps it alive.';
 create index if not exists inbox_item_leases_by_open_token on public.inbox_item_leases (lease_token) where closed_at
     is null;
 
@@ -191,6 +205,8 @@ language plpgsql volatile set search_path = ''
 as $$
 declare
   v_wanted integer := p_wanted;
+  v_is_leased boolean;
+  v_raises boolean := false;
   v_item_id uuid;
   v_items jsonb;
 begin
@@ -200,12 +216,15 @@ begin
      order by due.created_at, due.id
      limit 200 -- lets the planner walk the index instead of sorting the backlog; far more than others can hold locked
   loop
-    if dispatcher.lease_one_inbox_item(v_item_id, p_lease_seconds, p_lease_token, p_wake_id) then
-      v_wanted := v_wanted - 1;
-    end if;
+    v_is_leased := dispatcher.lease_one_inbox_item(v_item_id, p_lease_seconds, p_lease_token, p_wake_id);
+    v_raises := v_raises or v_is_leased is null;
+    v_wanted := v_wanted - coalesce(v_is_leased, false)::integer;
     exit when v_wanted = 0;
   end loop;
   v_items := dispatcher.inbox_items_of_lease(p_agent_id, p_lease_token);
+  if jsonb_array_length(v_items) = 0 and v_raises then
+    return null;
+  end if;
   if jsonb_array_length(v_items) = 0 then
     -- An agent must not be told that its inbox is empty because a daemon stamps its item at this moment.
     perform dispatcher.lease_busy_inbox_item(p_tenant_id, p_agent_id, p_lease_seconds, p_lease_token, p_wake_id);
@@ -216,7 +235,7 @@ end
 $$;
 comment on function dispatcher.lease_due_items(uuid, uuid, integer, integer, uuid, uuid) is
   'Leases up to p_wanted due items of an agent, oldest first, in the wake p_wake_id; answers what the token holds '
-  'then.';
+  'then; NULL when it holds nothing because what is due raises.';
 
 create or replace function public.lease_inbox_items(
   p_tenant_id uuid,
@@ -248,6 +267,9 @@ begin
       return jsonb_build_object('code', 'wake_over');
     end if;
     v_items := dispatcher.lease_due_items(p_tenant_id, v_agent_id, v_wanted, v_seconds, v_token, v_wake.wake_id);
+  end if;
+  if v_items is null then  -- there is work, and it cannot be had: not an empty inbox
+    return jsonb_build_object('applied', false, 'code', 'busy');
   end if;
   return jsonb_build_object('agent', jsonb_build_object('id', v_agent_id, 'slug', p_agent_slug), 'items', v_items);
 exception when lock_not_available then

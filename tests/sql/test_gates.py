@@ -260,6 +260,7 @@ def test_the_daily_limit(database: Database, seed: Seed, dispatcher) -> None:
 
 
 @pytest.mark.own_database
+@pytest.mark.faults_expected
 def test_one_agent_whose_gates_raise_does_not_stop_the_others(database: Database, seed: Seed, dispatcher) -> None:
     """Field failure 62."""
     bad, good = seed.agent("bad"), seed.agent("good")

@@ -1413,6 +1413,18 @@ $$;
 
 COMMENT ON FUNCTION dispatcher.differences(p_before jsonb, p_after jsonb) IS 'What differs between two rows: {column: [before, after]}, without what changes by itself.';
 
+CREATE FUNCTION dispatcher.differs_from_run(p_run public.workflow_runs, p_workflow_type text, p_input jsonb, p_agent text) RETURNS text[]
+    LANGUAGE sql IMMUTABLE
+    SET search_path TO ''
+    AS $$
+  select case when p_run.workflow_type <> btrim(p_workflow_type) then array['workflow type'] else '{}'::text[] end
+      || case when p_run.input_payload <> coalesce(p_input, '{}') then array['input'] else '{}'::text[] end
+      || case when p_agent is not null and p_run.pinned_agent_id is distinct from nullif(btrim(p_agent), '')
+              then array['agent'] else '{}'::text[] end
+$$;
+
+COMMENT ON FUNCTION dispatcher.differs_from_run(p_run public.workflow_runs, p_workflow_type text, p_input jsonb, p_agent text) IS 'In what a run that is to be queued differs from the one that has its key already.';
+
 CREATE FUNCTION dispatcher.dispatch_queued_runs(p_tick dispatcher.tick) RETURNS jsonb
     LANGUAGE plpgsql
     SET search_path TO ''
@@ -8031,7 +8043,10 @@ CREATE FUNCTION dispatcher.workflow_answer(p_code text, p_run public.workflow_ru
     AS $$
   select jsonb_build_object('applied', p_code in ('ok', 'already', 'kept'), 'code', p_code, 'run_id', p_run.id,
                             'status', p_run.status,
-                            'run', case when p_run.id is not null then dispatcher.workflow_run_json(p_run) end)
+                            'run', case when p_run.id is not null then dispatcher.workflow_run_json(p_run)
+                                -- Whose it is not learns no session: that is half of its fence.
+                                - case when p_code in ('not_yours', 'claimed_by_another')
+                                       then array['session_id', 'wake_id'] else '{}'::text[] end end)
 $$;
 
 COMMENT ON FUNCTION dispatcher.workflow_answer(p_code text, p_run public.workflow_runs) IS 'The answer of what may be done to a run: {applied, code, run_id, status, run}; run is the record as it is now, null when there is none.';
@@ -8718,7 +8733,7 @@ begin
   exception when lock_not_available then
     null;  -- Which revision this is must be told all the same.
   end;
-  return jsonb_build_object('revision', 59, 'fingerprint', '194d217632667cab511d38e1206d75dcff662eeead3dabe5961c7203388a1d52', 'drift', v_drift);
+  return jsonb_build_object('revision', 60, 'fingerprint', '7461e30739febca303fd898a92b4d191030a35de28d28d9cdfc568e902bf89ae', 'drift', v_drift);
 end
 $$;
 
@@ -8803,6 +8818,7 @@ declare
       p_task_id, p_agent, p_request_key)
                               || dispatcher.faults_of_delay(p_delay_seconds, p_not_before);
   v_run public.workflow_runs;
+  v_differs text[];
 begin
   if cardinality(v_faults) > 0 then
     return dispatcher.invalid(v_faults);
@@ -8823,13 +8839,18 @@ begin
              and route.max_concurrent > 0));
   end if;
   select * into v_run from public.workflow_runs where tenant_id = p_tenant_id and request_key = p_request_key;
+  v_differs := dispatcher.differs_from_run(v_run, p_workflow_type, p_input, p_agent);
+  if cardinality(v_differs) > 0 then
+    return dispatcher.workflow_answer('key_taken', v_run) || jsonb_build_object('faults', jsonb_build_array(format(
+      'request_key: run %s has it, with another %s', v_run.id, array_to_string(v_differs, ' and '))));
+  end if;
   return dispatcher.workflow_answer('already', v_run);
 exception when lock_not_available then
   return dispatcher.refuse_run(null, 'busy');
 end
 $$;
 
-COMMENT ON FUNCTION public.enqueue_workflow_run(p_tenant_id uuid, p_workflow_type text, p_input jsonb, p_priority integer, p_initiator text, p_task_id text, p_agent text, p_not_before timestamp with time zone, p_request_key text, p_delay_seconds double precision) IS 'Puts a run into the queue. p_agent pins it to an agent, p_delay_seconds (by the database''s clock) or p_not_before keeps it back, p_request_key makes a repeat answer the same run (already). invalid names every fault.';
+COMMENT ON FUNCTION public.enqueue_workflow_run(p_tenant_id uuid, p_workflow_type text, p_input jsonb, p_priority integer, p_initiator text, p_task_id text, p_agent text, p_not_before timestamp with time zone, p_request_key text, p_delay_seconds double precision) IS 'Puts a run into the queue. p_agent pins it to an agent, p_delay_seconds (by the database''s clock) or p_not_before keeps it back, p_request_key makes a repeat answer the same run (already), and something else under the same key is refused (key_taken). invalid and key_taken name every fault.';
 
 CREATE FUNCTION public.escalate_inbox_item(p_item_id uuid, p_lease_token uuid, p_reason text, p_wake_id uuid DEFAULT NULL::uuid) RETURNS jsonb
     LANGUAGE plpgsql
@@ -11453,6 +11474,9 @@ GRANT ALL ON FUNCTION dispatcher.depth_of_post(p_wake public.agent_wakes) TO ser
 
 REVOKE ALL ON FUNCTION dispatcher.differences(p_before jsonb, p_after jsonb) FROM PUBLIC;
 GRANT ALL ON FUNCTION dispatcher.differences(p_before jsonb, p_after jsonb) TO service_role;
+
+REVOKE ALL ON FUNCTION dispatcher.differs_from_run(p_run public.workflow_runs, p_workflow_type text, p_input jsonb, p_agent text) FROM PUBLIC;
+GRANT ALL ON FUNCTION dispatcher.differs_from_run(p_run public.workflow_runs, p_workflow_type text, p_input jsonb, p_agent text) TO service_role;
 
 REVOKE ALL ON FUNCTION dispatcher.dispatch_queued_runs(p_tick dispatcher.tick) FROM PUBLIC;
 GRANT ALL ON FUNCTION dispatcher.dispatch_queued_runs(p_tick dispatcher.tick) TO service_role;

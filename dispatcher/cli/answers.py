@@ -211,6 +211,12 @@ class Enqueued(TypedDict):
     status: Any
 
 
+class KeyTaken(TypedDict):
+    code: Literal["key_taken"]
+    applied: Literal[False]
+    faults: list[str]
+
+
 class RunChange(TypedDict):
     applied: bool
     code: str
@@ -343,7 +349,7 @@ SHAPES: Final[Mapping[str, tuple[Any, ...]]] = {
     "list_wakes": (Wakes, UnknownGateway, UnknownAgent),
     "list_workflow_runs": (Runs,),
     "show_workflow_run": (ShownRun, NotFound),
-    "enqueue_workflow_run": (Enqueued, Invalid),
+    "enqueue_workflow_run": (Enqueued, KeyTaken, Invalid),
     "cancel_workflow_run": (RunChange, NotFound),
     "retry_workflow_run": (RunChange, NotFound),
     "correct_workflow_usage": (UsageCorrected, NothingBooked, NotFound, Invalid),

@@ -112,6 +112,8 @@ def enqueue(
     }
     with operator() as gateway:
         answer = gateway.call_for_tenant("enqueue_workflow_run", **arguments)
+    if answer["code"] == "key_taken":
+        raise DispatcherError("; ".join(answer["faults"]))
     if not answer["applied"]:
         raise typer.BadParameter("; ".join(answer["faults"]))
     if as_json:

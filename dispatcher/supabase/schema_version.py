@@ -2,5 +2,5 @@
 
 from typing import Final
 
-REVISION: Final = 59
-FINGERPRINT: Final = "194d217632667cab511d38e1206d75dcff662eeead3dabe5961c7203388a1d52"
+REVISION: Final = 60
+FINGERPRINT: Final = "7461e30739febca303fd898a92b4d191030a35de28d28d9cdfc568e902bf89ae"

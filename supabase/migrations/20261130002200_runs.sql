@@ -17,7 +17,10 @@ language sql stable set search_path = ''
 as $$
   select jsonb_build_object('applied', p_code in ('ok', 'already', 'kept'), 'code', p_code, 'run_id', p_run.id,
                             'status', p_run.status,
-                            'run', case when p_run.id is not null then dispatcher.workflow_run_json(p_run) end)
+                            'run', case when p_run.id is not null then dispatcher.workflow_run_json(p_run)
+                                -- Whose it is not learns no session: that is half of its fence.
+                                - case when p_code in ('not_yours', 'claimed_by_another')
+                                       then array['session_id', 'wake_id'] else '{}'::text[] end end)
 $$;
 comment on function dispatcher.workflow_answer(text, public.workflow_runs) is
   'The answer of what may be done to a run: {applied, code, run_id, status, run}; run is the record as it is now, '
@@ -792,6 +795,18 @@ $$;
 comment on function dispatcher.faults_of_new_run(uuid, text, integer, text, text, text, text) is
   'What is wrong with a run that is to be queued; empty when nothing is.';
 
+create or replace function dispatcher.differs_from_run(p_run public.workflow_runs, p_workflow_type text,
+    p_input jsonb, p_agent text) returns text[]
+language sql immutable set search_path = ''
+as $$
+  select case when p_run.workflow_type <> btrim(p_workflow_type) then array['workflow type'] else '{}'::text[] end
+      || case when p_run.input_payload <> coalesce(p_input, '{}') then array['input'] else '{}'::text[] end
+      || case when p_agent is not null and p_run.pinned_agent_id is distinct from nullif(btrim(p_agent), '')
+              then array['agent'] else '{}'::text[] end
+$$;
+comment on function dispatcher.differs_from_run(public.workflow_runs, text, jsonb, text) is
+  'In what a run that is to be queued differs from the one that has its key already.';
+
 drop function if exists public.enqueue_workflow_run(uuid, text, jsonb, integer, text, text, text, timestamptz, text);
 create or replace function public.enqueue_workflow_run(
   p_tenant_id uuid, p_workflow_type text, p_input jsonb default '{}', p_priority integer default 0,
@@ -807,6 +822,7 @@ declare
       p_task_id, p_agent, p_request_key)
                               || dispatcher.faults_of_delay(p_delay_seconds, p_not_before);
   v_run public.workflow_runs;
+  v_differs text[];
 begin
   if cardinality(v_faults) > 0 then
     return dispatcher.invalid(v_faults);
@@ -827,6 +843,11 @@ begin
              and route.max_concurrent > 0));
   end if;
   select * into v_run from public.workflow_runs where tenant_id = p_tenant_id and request_key = p_request_key;
+  v_differs := dispatcher.differs_from_run(v_run, p_workflow_type, p_input, p_agent);
+  if cardinality(v_differs) > 0 then
+    return dispatcher.workflow_answer('key_taken', v_run) || jsonb_build_object('faults', jsonb_build_array(format(
+      'request_key: run %s has it, with another %s', v_run.id, array_to_string(v_differs, ' and '))));
+  end if;
   return dispatcher.workflow_answer('already', v_run);
 exception when lock_not_available then
   return dispatcher.refuse_run(null, 'busy');
@@ -836,7 +857,8 @@ comment on function public.enqueue_workflow_run(
   uuid, text, jsonb, integer, text, text, text, timestamptz, text, double precision
 ) is
   'Puts a run into the queue. p_agent pins it to an agent, p_delay_seconds (by the database''s clock) or p_not_before '
-  'keeps it back, p_request_key makes a repeat answer the same run (already). invalid names every fault.';
+  'keeps it back, p_request_key makes a repeat answer the same run (already), and something else under the same key is '
+  'refused (key_taken). invalid and key_taken name every fault.';
 
 create or replace function dispatcher.stop_workflow_run(p_run public.workflow_runs, p_error text)
     returns public.workflow_runs

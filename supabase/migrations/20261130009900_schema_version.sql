@@ -821,6 +821,7 @@ as $expected$
     ('function', 'dispatcher.definition_remedy(text,text,text)', '54489fad498f04a2b2afaa3ffcff4eaf', null),
     ('function', 'dispatcher.depth_of_post(public.agent_wakes)', '93b1adb284561f09438e68658e161cef', null),
     ('function', 'dispatcher.differences(jsonb,jsonb)', '541ae48aa223b420fa69b8ce53a1db57', null),
+    ('function', 'dispatcher.differs_from_run(public.workflow_runs,text,jsonb,text)', '3ead95754cbd1fd6d707d6dba9a15a94', null),
     ('function', 'dispatcher.dispatch_queued_runs(dispatcher.tick)', '17b26acc37ec6f807e104f3a9b8d66f4', null),
     ('function', 'dispatcher.dispatch_runs(dispatcher.run_choice[])', 'dfb7f74cdd5e4be7bcbc165a284424e1', null),
     ('function', 'dispatcher.dispatcher_gateway_topic(uuid)', '465108eaa94bd7816bff6b4dc696be39', null),
@@ -1128,7 +1129,7 @@ as $expected$
     ('function', 'dispatcher.with_spend(uuid,dispatcher.evaluated_budget[])', '0ab9488a9fe7665330f3bd2ef0f49aa2', null),
     ('function', 'dispatcher.workflow_actor()', 'ba18fa1d6b4f4c9f31497be6b60c4b1a', null),
     ('function', 'dispatcher.workflow_age_points(timestamp with time zone,timestamp with time zone)', 'b66924ae85aa05ae2b87e0122cbbdf45', null),
-    ('function', 'dispatcher.workflow_answer(text,public.workflow_runs)', '299916fac47587cb991a56a6581e3c77', null),
+    ('function', 'dispatcher.workflow_answer(text,public.workflow_runs)', '71c519a29bf5c0ca0355fc5f6473fd87', null),
     ('function', 'dispatcher.workflow_claim_state(public.workflow_runs,text,uuid)', '06d3a9974b756a5dafa4e4ccad730d6f', null),
     ('function', 'dispatcher.workflow_estimate(jsonb,text,text)', '3e0fd6b61adfade07606d9bc78be22b8', null),
     ('function', 'dispatcher.workflow_estimates(uuid)', '0b82ee4f09a9a5609ecf906968814172', null),
@@ -1157,7 +1158,7 @@ as $expected$
     ('function', 'public.dispatcher_gauges(uuid)', 'cafcb3b206f724b185e69c303dc46d65', null),
     ('function', 'public.dispatcher_holders(uuid,text)', '356d80234025e35de1222705a200e9c1', null),
     ('function', 'public.dispatcher_status(uuid,text,jsonb)', '6b44d65702fc82d3a682f37dff23cdd1', null),
-    ('function', 'public.enqueue_workflow_run(uuid,text,jsonb,integer,text,text,text,timestamp with time zone,text,double precision)', '1ec8a9fe98e00b8e53ab2e35553d2583', null),
+    ('function', 'public.enqueue_workflow_run(uuid,text,jsonb,integer,text,text,text,timestamp with time zone,text,double precision)', '7a50ebfd29b0f6c006b8405cec58d188', null),
     ('function', 'public.escalate_inbox_item(uuid,uuid,text,uuid)', '64c5deaf4342b5862f8a3017113ca599', null),
     ('function', 'public.expire_inbox_items(uuid,text,uuid[],text)', 'ba6700624399fa9bd4ff8add860300c6', null),
     ('function', 'public.fail_inbox_item(uuid,text)', '9d3f8477901d7c7cb72903189cce1c2b', 'public.fail_inbox_item(uuid,text)'),
@@ -1567,6 +1568,7 @@ as $expected$
     ('right', 'service_role function dispatcher.definition_remedy(text,text,text)', 'execute', null),
     ('right', 'service_role function dispatcher.depth_of_post(public.agent_wakes)', 'execute', null),
     ('right', 'service_role function dispatcher.differences(jsonb,jsonb)', 'execute', null),
+    ('right', 'service_role function dispatcher.differs_from_run(public.workflow_runs,text,jsonb,text)', 'execute', null),
     ('right', 'service_role function dispatcher.dispatch_queued_runs(dispatcher.tick)', 'execute', null),
     ('right', 'service_role function dispatcher.dispatch_runs(dispatcher.run_choice[])', 'execute', null),
     ('right', 'service_role function dispatcher.dispatcher_gateway_topic(uuid)', 'execute', null),
@@ -2106,7 +2108,7 @@ begin
   exception when lock_not_available then
     null;  -- Which revision this is must be told all the same.
   end;
-  return jsonb_build_object('revision', 59, 'fingerprint', '194d217632667cab511d38e1206d75dcff662eeead3dabe5961c7203388a1d52', 'drift', v_drift);
+  return jsonb_build_object('revision', 60, 'fingerprint', '7461e30739febca303fd898a92b4d191030a35de28d28d9cdfc568e902bf89ae', 'drift', v_drift);
 end
 $$;
 comment on function public.dispatcher_schema() is
@@ -2121,7 +2123,7 @@ select dispatcher.drop_retired_objects();
 
 select dispatcher.restrict_functions(array['dispatcher_schema']);
 select dispatcher.mend_rights();
-select dispatcher.record_definitions('194d217632667cab511d38e1206d75dcff662eeead3dabe5961c7203388a1d52');
+select dispatcher.record_definitions('7461e30739febca303fd898a92b4d191030a35de28d28d9cdfc568e902bf89ae');
 
 notify pgrst, 'reload schema';
 commit;

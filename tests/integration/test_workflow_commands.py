@@ -89,7 +89,9 @@ def test_runs(terminal: Terminal, runs: Workflows) -> None:
         "runs", "enqueue", "code-change", "--input", '{"a": 1}', "--priority", "4", "--key", "k", "--task", "t"
     )
     run = made["run_id"]
-    assert terminal.json("runs", "enqueue", "code-change", "--key", "k")["run_id"] == run
+    assert terminal.json("runs", "enqueue", "code-change", "--input", '{"a": 1}', "--key", "k")["run_id"] == run
+    refused = terminal.text("runs", "enqueue", "code-change", "--input", '{"a": 2}', "--key", "k", code=1)
+    assert "with another input" in " ".join(refused.split())
     row = runs.row(uuid.UUID(run))
     assert (row["input_payload"], row["priority"], row["task_id"]) == ({"a": 1}, 4, "t")
     assert row["initiator"].startswith("operator")

@@ -372,6 +372,43 @@ def test_usage_that_is_no_usage_stays_unknown(runs: Workflows) -> None:
     assert runs.row(run)["reported_at"] is not None
 
 
+@pytest.mark.parametrize(
+    ("other", "what"),
+    [
+        ({"p_input": {"a": 2}}, "input"),
+        ({"p_workflow_type": "qa-review"}, "workflow type"),
+        ({"p_agent": "ada"}, "agent"),
+    ],
+)
+def test_m24_another_run_under_the_same_key_is_refused(runs: Workflows, other: dict[str, Any], what: str) -> None:
+    more = {"p_tenant_id": runs.tenant, "p_workflow_type": "code-change", "p_input": {"a": 1}, "p_request_key": "k"}
+    first = runs.call("enqueue_workflow_run", **more)
+    assert runs.call("enqueue_workflow_run", **more)["code"] == "already"
+    refused = runs.call("enqueue_workflow_run", **{**more, **other})
+    assert (refused["applied"], refused["code"]) == (False, "key_taken")
+    assert refused["faults"] == [f"request_key: run {first['run_id']} has it, with another {what}"]
+    assert runs.database.value("select count(*) from workflow_runs") == 1
+
+
+def test_m14_a_refusal_tells_no_session(runs: Workflows) -> None:
+    run = held(runs)
+    for refused in (runs.claim(run, "mine"), runs.complete(run, "mine"), runs.release(run, "mine")):
+        assert refused["code"] in ("claimed_by_another", "not_yours")
+        assert not {"session_id", "wake_id", "claim_token"} & refused["run"].keys()
+    assert runs.claim(run)["run"]["session_id"] == "s1"
+
+
+def test_m23_a_retried_run_begins_without_its_old_error(runs: Workflows) -> None:
+    run = held(runs)
+    runs.fail(run, error="broken")
+    runs.call("retry_workflow_run", p_tenant_id=runs.tenant, p_run_id=run, p_actor="op")
+    assert (runs.row(run)["last_error"], runs.row(run)["last_error_at"]) == (None, None)
+    runs.tick(), runs.claim(run, "s2"), runs.complete(run, "s2")
+    assert runs.row(run)["last_error"] is None
+    [audit] = runs.database.rows("select before from workflow_audit_log")
+    assert audit["before"]["last_error"] == "broken"
+
+
 def test_enqueue_once_per_key_and_pinned(runs: Workflows) -> None:
     more = {"p_tenant_id": runs.tenant, "p_workflow_type": "code-change", "p_input": {"a": 1}, "p_request_key": "k"}
     first = runs.call("enqueue_workflow_run", **more, p_agent="ada", p_priority=4)

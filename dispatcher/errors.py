@@ -15,9 +15,13 @@ LOCK_NOT_AVAILABLE = "55P03"
 
 
 class DispatcherError(Exception):
-    """Base of all deliberate errors; `exit_code` is what the process ends with when it is not handled."""
+    """Base of all deliberate errors.
+
+    `exit_code` is what the process ends with when it is not handled; `has_lines`: its text is of several lines.
+    """
 
     exit_code: int = EXIT_FAILED
+    has_lines: bool = False
 
 
 class SettingsError(DispatcherError):
@@ -48,6 +52,8 @@ class ExtraMissing(SettingsError):
 
 class MigrationError(DispatcherError):
     """A statement of a migration was refused, or the result is not what it should be; the text says where and why."""
+
+    has_lines = True
 
 
 class MigrationBlocked(MigrationError):

@@ -14,6 +14,7 @@ import os
 import re
 import signal
 import sys
+import unicodedata
 from collections.abc import Callable
 from types import FrameType
 from typing import Any, NoReturn
@@ -23,6 +24,8 @@ from hq_settings import Settings, UsageError, is_uuid, load_settings
 
 OK, FAILED, USAGE, LEASE_LOST = 0, 1, 2, 3
 Document = dict[str, Any]
+# Letters and symbols that are drawn as nothing.
+FILLERS = "\u115f\u1160\u2800\u3164\uffa0"
 # C0 without the end of a line, DEL, C1, the separators, halves of characters, and the marks that turn text around.
 STEERING = re.compile(
     "[\x00-\x09\x0b-\x1f\x7f-\x9f\u2028\u2029\ud800-\udfff\u061c\u200e\u200f\u202a-\u202e\u2066-\u2069]"
@@ -125,9 +128,14 @@ def item_id(text: str) -> str:
 
 def some_text(text: str) -> str:
     """An argparse type: a text that says something."""
-    if not text.strip():
+    if is_blank(text):
         raise argparse.ArgumentTypeError("must not be empty or blank")
     return text
+
+
+def is_blank(text: str) -> bool:
+    """Whether a reader sees nothing of it: separators, control and format characters and fillers alone."""
+    return all(unicodedata.category(character)[0] in "ZC" or character in FILLERS for character in text)
 
 
 def whole_number(lowest: int, highest: int) -> Callable[[str], int]:

@@ -19,7 +19,7 @@ def main() -> None:
     parser.add_argument("reason", nargs="+", help="what a human has to decide or mend")
     arguments = parser.parse_args()
     reason = " ".join(arguments.reason).strip()
-    if not reason:
+    if hq_command.is_blank(reason):
         parser.error("the reason must not be empty or blank: a human reads it")
     extra = {"p_reason": reason}
     hq_command.run(lambda settings: close(settings, arguments, "escalate_inbox_item", "escalated", extra))

@@ -19,7 +19,7 @@ def main() -> None:
     parser.add_argument("reason", nargs="*", help="what went wrong")
     arguments = parser.parse_args()
     reason = " ".join(arguments.reason).strip()
-    if arguments.reason and not reason:
+    if arguments.reason and hq_command.is_blank(reason):
         parser.error("the reason must not be empty or blank; leave it out where there is none")
     extra = {"p_outcome": "failed", "p_reason": reason}
     hq_command.run(lambda settings: close(settings, arguments, "close_inbox_item", "failed", extra))

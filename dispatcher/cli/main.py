@@ -103,11 +103,17 @@ def run_command_line(arguments: Sequence[str]) -> int:
     try:
         get_command(app)(args=list(arguments), prog_name="dispatcher")
     except DispatcherError as error:
-        say_on_stderr(f"dispatcher: {printable(str(error))}")
+        say_on_stderr(f"dispatcher: {_shown(error)}")
         return error.exit_code
     except SystemExit as ending:
         return _exit_code(ending)
     return 0
+
+
+def _shown(error: DispatcherError) -> str:
+    """On one line; the statements to type that a migration's error carries stand on lines of their own."""
+    lines = str(error).split("\n") if error.has_lines else [str(error)]
+    return "\n".join(printable(line) for line in lines)
 
 
 def _exit_code(ending: SystemExit) -> int:

@@ -17,7 +17,7 @@ log = get_logger(__name__)
 CAUSE: Final = "held"
 ASK_AGAIN_SECONDS: Final = 5.0
 # What met a held row and was not called again since is not known to wait any more.
-FORGOTTEN_SECONDS: Final = 30.0
+FORGOTTEN_SECONDS: Final = 5.0
 HIDDEN: Final = "which row or table it is does not show"
 
 

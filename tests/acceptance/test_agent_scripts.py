@@ -657,7 +657,7 @@ def usage_fault(agent: Agent, script: str, *arguments: str) -> str:
     return done.stderr
 
 
-@pytest.mark.parametrize("blank", ["", "  ", "\t\n"])
+@pytest.mark.parametrize("blank", ["", " \t\n", "\u200b\u2060", "\u3164"])
 @pytest.mark.parametrize("option", ["--to", "--summary", "--event-type", "--request-key"])
 def test_f9_a_post_with_a_blank_text_is_wrong_usage(agent: Agent, option: str, blank: str) -> None:
     given = {"--to": agent.slug, "--summary": "s", option: blank}
@@ -679,7 +679,8 @@ def test_f9_a_post_about_a_task_that_is_not_there_is_wrong_usage(either: Agent, 
 def test_f9_a_blank_reason_is_wrong_usage_and_changes_nothing(agent: Agent, script: str) -> None:
     item_id = agent.item()
     agent.leased()
-    assert "the reason must not be empty or blank" in usage_fault(agent, script, item_id, " ", "")
+    for blank in (" ", "\u200b"):
+        assert "the reason must not be empty or blank" in usage_fault(agent, script, item_id, blank, "")
     assert agent.row(uuid.UUID(item_id) if isinstance(item_id, str) else item_id)["status"] == "leased"
     assert agent.ok("hq_inbox_fail", item_id)["result"] == "failed"
 

@@ -4,6 +4,7 @@ import sys
 import threading
 import time
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 
 import pytest
@@ -21,6 +22,7 @@ from dispatcher.local.postgres import free_port
 from dispatcher.supabase.migrate import (
     Applied,
     apply_migrations,
+    check_schema,
     migrations_directory,
 )
 from dispatcher.supabase.migrate.apply import Patience
@@ -362,6 +364,22 @@ def test_f6_the_lock_of_tables_waits_no_longer_than_patience_lets_it(database: D
     with pytest.raises(MigrationBlocked, match=r"in all: .*agents is held by"):
         apply_migrations(database.url, MIGRATIONS, again=True, patience=1)
     assert time.monotonic() - began < 4
+
+
+@pytest.mark.parametrize("table", ["agent_wakes", "agents", "dispatcher.migrations"])
+@pytest.mark.parametrize("look", [check_schema, partial(apply_migrations, patience=1)])
+def test_f6_a_look_at_a_schema_that_is_held_is_bounded_and_names_who_holds_it(
+    database: Database, table: str, look: Callable[[str, Path], object]
+) -> None:
+    """Also where there is nothing to apply: the checks read definitions, and so wait for every table."""
+    holder = database.connect(autocommit=False)
+    holder.execute(f"lock table {table} in access exclusive mode")
+    began = time.monotonic()
+    with pytest.raises(MigrationBlocked, match=r"could not be read: others .* is held by pid"):
+        look(database.url, MIGRATIONS)
+    assert time.monotonic() - began < 8
+    holder.rollback()
+    look(database.url, MIGRATIONS)
 
 
 def test_c08_a_parameter_of_another_driver_is_named(directory: Path) -> None:

@@ -7,6 +7,7 @@ import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import closing
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
@@ -112,27 +113,36 @@ def apply_migrations(
         SettingsError: the URL cannot be read, or psycopg is not installed (ExtraMissing).
     """
     migrations = read_migrations(directory)
-    with closing(connect(db_url)) as connection:
-        refuse_lost_columns(connection, migrations, list(BASE_TABLES))
-        ledger = read_ledger(connection)
+    with closing(connect(db_url)) as connection, BlockerWatch(lambda: connect(db_url)) as watch:
+        runner = _Runner(connection, watch, patience, tell)
+        ledger = runner.read_when_free(partial(_read_before, connection, migrations), "what is applied")
         if dry_run:
             return plan(migrations, ledger, again=again)
         connection.add_notice_handler(lambda notice: _tell_warning(notice, tell))
-        refuse_unfit_database(connection, migrations)
-        with BlockerWatch(lambda: connect(db_url)) as watch:
-            runner = _Runner(connection, watch, patience, tell)
-            applied = list(runner.apply(migrations, ledger, again=again))
-            applied += _mend(runner, connection, migrations, tell)
-        _refuse_wrong_state(read_state(connection), tell)
+        runner.read_when_free(partial(refuse_unfit_database, connection, migrations), "the database")
+        applied = list(runner.apply(migrations, ledger, again=again))
+        applied += _mend(runner, connection, migrations, tell)
+        _refuse_wrong_state(runner.read_when_free(partial(read_state, connection), "the schema"), tell)
         _tell_shared_ledger(connection, migrations, tell)
         return applied
 
 
 def check_schema(db_url: str, directory: Path) -> tuple[list[Applied], SchemaState]:
-    """What `apply_migrations` would apply, and what the checks find now. Writes nothing. Raises as it does."""
+    """What `apply_migrations` would apply, and what the checks find now. Writes nothing. Raises as it does.
+
+    Waits for whoever holds what it reads for about as long as one try of `apply_migrations`.
+    """
     migrations = read_migrations(directory)
-    with closing(connect(db_url)) as connection:
-        return plan(migrations, read_ledger(connection), again=False), read_state(connection)
+    with closing(connect(db_url)) as connection, BlockerWatch(lambda: connect(db_url)) as watch:
+        runner = _Runner(connection, watch, _LONGEST_WAIT, _silent)
+        ledger = runner.read_when_free(partial(read_ledger, connection), "what is applied")
+        state = runner.read_when_free(partial(read_state, connection), "the schema")
+        return plan(migrations, ledger, again=False), state
+
+
+def _read_before(connection: Connection, migrations: Sequence[Migration]) -> Mapping[str, Recorded]:
+    refuse_lost_columns(connection, migrations, list(BASE_TABLES))
+    return read_ledger(connection)
 
 
 def plan(migrations: Sequence[Migration], ledger: Mapping[str, Recorded], *, again: bool) -> list[Applied]:
@@ -202,27 +212,43 @@ class _Runner:
             # A file must not depend on what an earlier one did to the session: by psql each would have its own.
             self._connection.execute("discard all")
 
+    def read_when_free(self, read: Callable[[], Any], what: str) -> Any:
+        """The answer of `read`, which changes nothing: its waits are bounded and told as those of a file are."""
+
+        def once() -> Any:
+            with self._connection.transaction():
+                self._set_timeouts()
+                self._watch.follow(_backend(self._connection))
+                self._statement_began = time.monotonic()
+                return read()
+
+        return self._when_free(once, what, f"{what} could not be read")
+
     def _apply_when_free(self, migration: Migration, before: Recorded | None) -> bool:
+        refusal = f"{migration.label} was not applied and nothing of the file was kept"
+        return bool(self._when_free(partial(self._apply_making_way, migration, before), migration.label, refusal))
+
+    def _when_free(self, work: Callable[[], Any], what: str, refusal: str) -> Any:
         from psycopg.errors import DeadlockDetected, LockNotAvailable, OperationalError  # noqa: PLC0415 - an extra
 
         pauses = self._patience.pauses()
         while True:
             try:
-                return self._apply_making_way(migration, before)
+                return work()
             except (LockNotAvailable, DeadlockDetected) as error:
                 self._patience.spend(time.monotonic() - self._statement_began)
                 pause = next(pauses, None)
                 if pause is None:
-                    raise self._blocked(migration) from error
-                self._tell(f"{migration.label} waits: {self._watch.describe()}. Trying again in {pause:.3g} s")
+                    raise self._blocked(refusal) from error
+                self._tell(f"{what} waits: {self._watch.describe()}. Trying again in {pause:.3g} s")
                 time.sleep(pause)
             except OperationalError as error:
-                raise lost(migration.label, error) from error
+                raise lost(what, error) from error
 
-    def _blocked(self, migration: Migration) -> MigrationBlocked:
+    def _blocked(self, refusal: str) -> MigrationBlocked:
         return MigrationBlocked(
-            f"{migration.label} was not applied: others have held this run up for {self._patience.seconds:g} s in all: "
-            f"{self._watch.describe()}. Nothing of the file was kept; run again when the lock is free"
+            f"{refusal}: others have held this run up for {self._patience.seconds:g} s in all: "
+            f"{self._watch.describe()}. Run again when the lock is free"
         )
 
     def _apply_making_way(self, migration: Migration, before: Recorded | None) -> bool:
@@ -317,12 +343,13 @@ def _describe(migration: Migration, statement: Statement, error: psycopg.Error) 
 
 def _mend(runner: _Runner, connection: Connection, migrations: Sequence[Migration], tell: Teller) -> list[Applied]:
     """Applies every file again where the database differs from what they make, or is open to strangers."""
-    state = read_state(connection)
+    state = runner.read_when_free(partial(read_state, connection), "the schema")
     faults = state.drift + state.exposed
     if not faults:
         return []
     tell(f"the database is not what the files make: {listed(faults)}. Applying every file again")
-    return list(runner.apply(migrations, read_ledger(connection), again=True))
+    ledger = runner.read_when_free(partial(read_ledger, connection), "what is applied")
+    return list(runner.apply(migrations, ledger, again=True))
 
 
 def _refuse_wrong_state(state: SchemaState, tell: Teller) -> None:

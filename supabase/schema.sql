@@ -2160,19 +2160,20 @@ begin
   delete from public.dispatcher_instances where id in (
     select old.id from public.dispatcher_instances as old
      where old.gateway_id = p_gateway_id and old.last_heartbeat_at < now() - interval '7 days'
-       and not exists (select from public.agent_wakes as wake where wake.instance_id = old.id and wake.ended_at is null)
+       -- Each of its wakes would be changed with it, in the one statement of a start.
+       and not exists (select from public.agent_wakes as wake where wake.instance_id = old.id)
      limit 500 for update skip locked);
   perform dispatcher.settle_constraints(touched.name::regclass)
      from unnest(array['public.dispatcher_instances', 'public.agent_wakes']) as touched (name);
 exception when others then
-  -- Their wakes lose them with it: what a neighbour's trigger makes of that keeps no daemon from its start.
+  -- What a neighbour's trigger makes of it keeps no daemon from its start.
   if dispatcher.must_abort(sqlstate) then raise; end if;
   perform dispatcher.note_fault(p_tenant_id, p_gateway_id, 'removal of old instances',
       format('%s (%s)', sqlerrm, sqlstate));
 end
 $$;
 
-COMMENT ON FUNCTION dispatcher.forget_old_instances(p_tenant_id uuid, p_gateway_id uuid) IS 'Daemons of a gateway that were last heard of a week ago go, unless a wake of theirs is open. Never fails.';
+COMMENT ON FUNCTION dispatcher.forget_old_instances(p_tenant_id uuid, p_gateway_id uuid) IS 'Daemons of a gateway that were last heard of a week ago go, once no wake of theirs is kept any more. Never fails.';
 
 CREATE FUNCTION dispatcher.forgotten_leases(p_sweeper dispatcher.claimant, p_limit integer) RETURNS SETOF public.agent_wakes
     LANGUAGE sql STABLE
@@ -8733,7 +8734,7 @@ begin
   exception when lock_not_available then
     null;  -- Which revision this is must be told all the same.
   end;
-  return jsonb_build_object('revision', 60, 'fingerprint', '7461e30739febca303fd898a92b4d191030a35de28d28d9cdfc568e902bf89ae', 'drift', v_drift);
+  return jsonb_build_object('revision', 61, 'fingerprint', '93b863d119e85bb87382816d67029db8fd4256db95339039092d9a4a256159fd', 'drift', v_drift);
 end
 $$;
 

@@ -57,19 +57,21 @@ begin
   delete from public.dispatcher_instances where id in (
     select old.id from public.dispatcher_instances as old
      where old.gateway_id = p_gateway_id and old.last_heartbeat_at < now() - interval '7 days'
-       and not exists (select from public.agent_wakes as wake where wake.instance_id = old.id and wake.ended_at is null)
+       -- Each of its wakes would be changed with it, in the one statement of a start.
+       and not exists (select from public.agent_wakes as wake where wake.instance_id = old.id)
      limit 500 for update skip locked);
   perform dispatcher.settle_constraints(touched.name::regclass)
      from unnest(array['public.dispatcher_instances', 'public.agent_wakes']) as touched (name);
 exception when others then
-  -- Their wakes lose them with it: what a neighbour's trigger makes of that keeps no daemon from its start.
+  -- What a neighbour's trigger makes of it keeps no daemon from its start.
   if dispatcher.must_abort(sqlstate) then raise; end if;
   perform dispatcher.note_fault(p_tenant_id, p_gateway_id, 'removal of old instances',
       format('%s (%s)', sqlerrm, sqlstate));
 end
 $$;
 comment on function dispatcher.forget_old_instances(uuid, uuid) is
-  'Daemons of a gateway that were last heard of a week ago go, unless a wake of theirs is open. Never fails.';
+  'Daemons of a gateway that were last heard of a week ago go, once no wake of theirs is kept any more. '
+  'Never fails.';
 
 create or replace function public.register_dispatcher_instance(p_tenant_id uuid, p_gateway text, p_identity jsonb,
     p_settings jsonb) returns jsonb

@@ -857,7 +857,7 @@ as $expected$
     ('function', 'dispatcher.finish_notification(jsonb,uuid)', 'a3074e8f47a4de3c1dfb84e65cd36551', null),
     ('function', 'dispatcher.finish_workflow_run(uuid,uuid,text,uuid,text,jsonb,text,jsonb)', '5da3617d8a321f42bc930edf4fb11404', null),
     ('function', 'dispatcher.finite_time(timestamp with time zone)', '0d025a257a159d78ab6a590cd490f103', null),
-    ('function', 'dispatcher.forget_old_instances(uuid,uuid)', 'c6dd4f16bb0240e122f676f336c3cf57', null),
+    ('function', 'dispatcher.forget_old_instances(uuid,uuid)', '1821999f5bcdf2bca53d5ab1e185d156', null),
     ('function', 'dispatcher.forgotten_leases(dispatcher.claimant,integer)', '963b902eb91956c4298c20bc0addfd26', null),
     ('function', 'dispatcher.gate_of_respawn(dispatcher.claimant,uuid)', '83e15cd9cd75765d15bb11ac230403b8', null),
     ('function', 'dispatcher.gateway_backlog(uuid)', 'daca59f89df9a718ab29104836d142d6', null),
@@ -2108,7 +2108,7 @@ begin
   exception when lock_not_available then
     null;  -- Which revision this is must be told all the same.
   end;
-  return jsonb_build_object('revision', 60, 'fingerprint', '7461e30739febca303fd898a92b4d191030a35de28d28d9cdfc568e902bf89ae', 'drift', v_drift);
+  return jsonb_build_object('revision', 61, 'fingerprint', '93b863d119e85bb87382816d67029db8fd4256db95339039092d9a4a256159fd', 'drift', v_drift);
 end
 $$;
 comment on function public.dispatcher_schema() is
@@ -2123,7 +2123,7 @@ select dispatcher.drop_retired_objects();
 
 select dispatcher.restrict_functions(array['dispatcher_schema']);
 select dispatcher.mend_rights();
-select dispatcher.record_definitions('7461e30739febca303fd898a92b4d191030a35de28d28d9cdfc568e902bf89ae');
+select dispatcher.record_definitions('93b863d119e85bb87382816d67029db8fd4256db95339039092d9a4a256159fd');
 
 notify pgrst, 'reload schema';
 commit;

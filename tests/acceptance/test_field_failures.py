@@ -73,7 +73,7 @@ def test_ff69_debug_of_every_library_shows_neither_key_nor_row(
     assert daemon.stop() == 0
 
     libraries = {line["logger"].split(".")[0] for line in daemon.of("library.log") if "logger" in line}
-    assert {"httpcore", "websockets", "asyncio"} <= libraries
+    assert {"websockets", "asyncio"} <= libraries
     assert daemon.not_json == []
     assert daemon.stderr == ""
     assert traces(key, said(daemon)) == []

@@ -28,15 +28,10 @@ from tests.support.database import Database, cloned
 from tests.support.seed import Seed
 
 # Columns that a file adds where its table has them no more.
-ADDED = [
-    ("agent_wake_state", "often_notified_at"),
-    ("agent_wakes", "workflow_run_id"),
-    ("inbox_item_origins", "content_key"),
-    ("workflow_claims", "wake_id"),
-    ("workflow_claims", "worked_at"),
-]
 FILES = sorted(MIGRATIONS.glob("*.sql"))
 STATEMENTS = [statement for migration in read_migrations(MIGRATIONS) for statement in migration.statements]
+_ADDS_A_COLUMN = re.compile(r"alter table (?:public\.)?(\S+) add column if not exists (\w+)")
+ADDED = sorted({found.groups() for each in STATEMENTS for found in _ADDS_A_COLUMN.finditer(each.text)})
 EXPOSED = "select * from dispatcher.schema_exposure()"
 # Read without any function of ours: what a stranger can reach, and what a table lacks, at any moment.
 OPEN = """

@@ -1269,7 +1269,7 @@ declare
   v_answer jsonb;
   v_error text;
 begin
-  -- What a trigger puts off until the commit would take the claims of all with it: it speaks here, for this agent alone.
+  -- What a trigger puts off until the commit would take the claims of all with it: it speaks here, for this agent.
   set constraints all deferred;
   v_answer := dispatcher.claim_one_wake(p_claimant, (p_claim ->> 'agent_id')::uuid,
       coalesce(p_claim ->> 'path', 'event'), dispatcher.hinted_ids(p_claim), p_request);
@@ -8734,7 +8734,7 @@ begin
   exception when lock_not_available then
     null;  -- Which revision this is must be told all the same.
   end;
-  return jsonb_build_object('revision', 61, 'fingerprint', '93b863d119e85bb87382816d67029db8fd4256db95339039092d9a4a256159fd', 'drift', v_drift);
+  return jsonb_build_object('revision', 62, 'fingerprint', '0a90bb0935af8f23c5114e5e135567d5bb1e223991a761acf821f1964d799d95', 'drift', v_drift);
 end
 $$;
 

@@ -363,7 +363,7 @@ declare
   v_answer jsonb;
   v_error text;
 begin
-  -- What a trigger puts off until the commit would take the claims of all with it: it speaks here, for this agent alone.
+  -- What a trigger puts off until the commit would take the claims of all with it: it speaks here, for this agent.
   set constraints all deferred;
   v_answer := dispatcher.claim_one_wake(p_claimant, (p_claim ->> 'agent_id')::uuid,
       coalesce(p_claim ->> 'path', 'event'), dispatcher.hinted_ids(p_claim), p_request);

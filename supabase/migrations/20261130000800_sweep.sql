@@ -333,7 +333,8 @@ comment on function dispatcher.forgotten_leases(dispatcher.claimant, integer) is
 create index if not exists inbox_item_leases_open_by_wake on public.inbox_item_leases (wake_id) where closed_at is null
     and wake_id is not null;
 
-create or replace function dispatcher.release_forgotten(p_sweeper dispatcher.claimant, p_wake_ids uuid[]) returns integer
+create or replace function dispatcher.release_forgotten(p_sweeper dispatcher.claimant, p_wake_ids uuid[])
+    returns integer
 language plpgsql volatile set search_path = ''
 as $$
 declare

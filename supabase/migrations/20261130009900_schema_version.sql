@@ -814,7 +814,7 @@ as $expected$
     ('function', 'dispatcher.column_remedy(text,text,text)', '78413a1793cf1b80699818a095467465', null),
     ('function', 'dispatcher.complete_workflow_row(public.workflow_runs)', '31c85c6e8c5e7dcfc4d1e8ab47209754', null),
     ('function', 'dispatcher.configured_estimates(uuid)', '1abcf1aaa2415ae2b8c4cb243f4963b5', null),
-    ('function', 'dispatcher.contained_claim(dispatcher.claimant,jsonb,uuid)', 'cddcfbc461cf3be203db4dcfdfe14865', null),
+    ('function', 'dispatcher.contained_claim(dispatcher.claimant,jsonb,uuid)', '9289110c93262a2a12f22a7f001f5937', null),
     ('function', 'dispatcher.correct_run(public.workflow_runs,text,jsonb)', '04bcc23b542bb870b1d7981a41386cc6', null),
     ('function', 'dispatcher.dead_letters_of_wake(public.agent_wakes,uuid[])', 'af5c5d426d25611a39a55066e87d7fed', null),
     ('function', 'dispatcher.deadline_of_run(timestamp with time zone,integer)', '8945da69579583eeb42945c3579598e0', null),
@@ -2108,7 +2108,7 @@ begin
   exception when lock_not_available then
     null;  -- Which revision this is must be told all the same.
   end;
-  return jsonb_build_object('revision', 61, 'fingerprint', '93b863d119e85bb87382816d67029db8fd4256db95339039092d9a4a256159fd', 'drift', v_drift);
+  return jsonb_build_object('revision', 62, 'fingerprint', '0a90bb0935af8f23c5114e5e135567d5bb1e223991a761acf821f1964d799d95', 'drift', v_drift);
 end
 $$;
 comment on function public.dispatcher_schema() is
@@ -2123,7 +2123,7 @@ select dispatcher.drop_retired_objects();
 
 select dispatcher.restrict_functions(array['dispatcher_schema']);
 select dispatcher.mend_rights();
-select dispatcher.record_definitions('93b863d119e85bb87382816d67029db8fd4256db95339039092d9a4a256159fd');
+select dispatcher.record_definitions('0a90bb0935af8f23c5114e5e135567d5bb1e223991a761acf821f1964d799d95');
 
 notify pgrst, 'reload schema';
 commit;

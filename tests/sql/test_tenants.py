@@ -19,48 +19,24 @@ from dispatcher.supabase.migrate import apply_migrations
 from tests.conftest import MIGRATIONS
 from tests.sql.conftest import Dispatcher
 from tests.support.database import Connection, Database, cloned
-from tests.support.seed import DEFAULT_TENANT, Seed
-from tests.support.world import OTHER_TENANT, Function, Side, call, calls_of, populate, public_functions
-
-A, B = DEFAULT_TENANT, OTHER_TENANT
-YOURHQS: Final = (
-    "agents",
-    "tasks",
-    "task_relations",
-    "agent_inbox_items",
-    "agent_budgets",
-    "agent_usage",
-    "notifications",
+from tests.support.seed import Seed
+from tests.support.tenants import (
+    WITHOUT_KEY,
+    YOURHQS,
+    A,
+    B,
+    Reference,
+    fill_for_both,
+    fill_the_rest,
+    references,
+    slug_references,
 )
+from tests.support.world import Function, Side, call, calls_of, populate, public_functions
 
 # Functions that read a table past its view, each mention bound to the tenant of one row of agents: the hot path.
 HOT: Final = {"read_gate_facts", "lock_agent", "wake_grant", "write_wake", "agents_with_work", "gateway_backlog"}
 # What says nothing of a tenant or an instance: whoever calls shows the token of the lease.
 BY_TOKEN_ALONE: Final = {"close_inbox_item", "escalate_inbox_item"}
-
-REFERENCES: Final = """
-    select con.conrelid::regclass::text as relation, attribute.attname as column,
-           con.confrelid::regclass::text as target
-      from pg_constraint as con
-      join pg_attribute as attribute on attribute.attrelid = con.conrelid and attribute.attnum = con.conkey[1]
-     where con.contype = 'f' and con.connamespace = 'public'::regnamespace and cardinality(con.conkey) = 1
-       and exists (select from pg_attribute where attrelid = con.conrelid and attname = 'tenant_id')
-       and exists (select from pg_attribute where attrelid = con.confrelid and attname = 'tenant_id')
-     order by 1, 2"""
-
-
-@dataclass(frozen=True)
-class Reference:
-    """A column of a table with tenants that names a row of another table with tenants."""
-
-    relation: str
-    column: str
-    target: str
-
-
-def references(database: Database) -> list[Reference]:
-    return [Reference(**row) for row in database.rows(REFERENCES)]
-
 
 # -- one place where tenants meet
 
@@ -115,27 +91,10 @@ def pair(
             for reference in references(crossed):
                 if reference.relation in YOURHQS:
                     plant(crossed, reference)
+            for reference in slug_references(crossed):
+                if reference.relation in YOURHQS:
+                    name_by_slug(crossed, reference)
             yield Pair(plain, crossed, sides["a"], functions)
-
-
-def fill_for_both(world: Database, sides: Mapping[str, Side]) -> None:
-    """Rows in every table of YourHQ's, so that each has something to be copied; A's carry a word to look for."""
-    seed = Seed(world)
-    for side in sides.values():
-        for status in ("blocks", "blocked_by"):
-            source, target = (seed.task(f"{status} task", side.tenant) for _ in range(2))
-            named = {"source_task_id": source, "target_task_id": target, "relation_type": status}
-            seed.insert("task_relations", tenant_id=side.tenant, **named)
-        usage = {"run_id": str(uuid.uuid4()), "provider": "p", "model": "m", "cost_total_usd": 7}
-        world.execute("update agent_budgets set status = 'exceeded', monthly_limit_usd = 0 where tenant_id = %s", [B])
-        seed.insert("agent_usage", tenant_id=side.tenant, agent_id=side.agents["busy"], occurred_at="now", **usage)
-        seed.insert("notifications", tenant_id=side.tenant, type="t", title="t", actor_agent_id=side.agents["busy"])
-        seed.item(side.agents["idle"], status="done", completed_at="now")
-    world.execute("delete from agent_budgets where tenant_id = %s", [A])
-    for table, column in (("tasks", "title"), ("agent_inbox_items", "summary"), ("notifications", "title")):
-        world.execute(f"update {table} set {column} = 'secret-of-a ' || {column} where tenant_id = %s", [A])
-    world.execute("update workflow_runs set last_error = 'secret-of-a' where tenant_id = %s", [A])
-    world.execute("update agent_inbox_items set event_type = 'task_assignment' where status = 'pending'")
 
 
 def plant(crossed: Database, reference: Reference) -> None:
@@ -156,27 +115,19 @@ def plant(crossed: Database, reference: Reference) -> None:
     assert copied > 0, reference
 
 
-def fill_the_rest(world: Database, side: Side) -> None:
-    """Rows in the tables that populate() leaves empty."""
-    seed = Seed(world)
-    mine = {"tenant_id": side.tenant}
-    seed.insert("dispatcher_faults", **mine, gateway_id=side.gateway_id, side_write="s", error="e")
-    seed.insert("agent_resumptions", **mine, agent_id=side.agents["idle"])
-    sender = {"from_agent_id": side.agents["busy"], "wake_id": side.wake}
-    seed.insert("inbox_item_origins", **mine, item_id=side.items["fresh"], **sender)
-    seed.insert("workflow_respawns", **mine, run_id=side.runs["silent"], attempt=1, wake_id=side.wake, session_id="s")
-    seed.insert("workflow_approvals", **mine, run_id=side.runs["running"], step_name="s")
-    seed.insert("budget_events", **mine, budget_id=side.budget, period_key="k", event_kind="warned")
-    state = {"from_status": "queued", "to_status": "dispatched", "attempt": 1}
-    seed.insert("workflow_run_events", **mine, run_id=side.runs["dispatched"], **state)
+def name_by_slug(crossed: Database, reference: Reference) -> None:
+    """Every row of B's, also one for B's own agent, says the slug of an agent of A's."""
+    query = """
+        update public.{relation} as theirs
+           set {column} = (select slug from agents where tenant_id = {a} order by md5(theirs.id::text || slug) limit 1)
+         where tenant_id = {b}"""
+    with crossed.connect() as connection, connection.transaction():
+        connection.execute("set local session_replication_role = replica")
+        names = {"relation": sql.Identifier(reference.relation), "column": sql.Identifier(reference.column)}
+        values = {"a": sql.Literal(A), "b": sql.Literal(B)}
+        assert connection.execute(sql.SQL(query).format(**names, **values)).rowcount > 0, reference
 
 
-# Columns without a foreign key, for whoever writes the row must not wait for what they name.
-WITHOUT_KEY: Final = [
-    Reference("workflow_runs", "wake_id", "agent_wakes"),
-    Reference("workflow_claims", "wake_id", "agent_wakes"),
-    Reference("workflow_run_events", "run_id", "workflow_runs"),
-]
 COPY: Final = """
     insert into public.{relation} overriding system value
     select (jsonb_populate_record(null::public.{relation}, kept.row || jsonb_build_object({column}::text, %s::uuid))).*

@@ -132,6 +132,8 @@ class Daemon:
         self._registry = AgentRegistry(self._config_files)
         self._openclaw = OpenclawCommand(self._executable, self._child_environment, self._ending.is_set)
         self._build_gateway()
+        # Of this daemon alone: one that waits for its gateway's row is followed by another in the same process.
+        self._environment_of_all = functools.lru_cache(maxsize=1)(self._read_environment_of_all)
         self._build_inbox()
 
     # -- building
@@ -194,8 +196,7 @@ class Daemon:
     def _child_environment(self, wake_id: str) -> Mapping[str, str]:
         return {**self._environment_of_all(self._registry.config_path()), WAKE_MARKER: wake_id}
 
-    @functools.lru_cache(maxsize=1)  # noqa: B019 - one daemon, as long as the process
-    def _environment_of_all(self, config_path: Path | None) -> Mapping[str, str]:
+    def _read_environment_of_all(self, config_path: Path | None) -> Mapping[str, str]:
         """What the environments of all wakes have in common. It changes with the place of `openclaw.json` alone."""
         settings, environ = self._settings, self._environ
         return child_environment(

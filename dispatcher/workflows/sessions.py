@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from datetime import UTC, datetime
-from typing import Any, Final, Literal
+from typing import Any, Final, Literal, TypeGuard
 
 from dispatcher.agents.registry import normalise_id
 from dispatcher.workflows.model import Suspect
@@ -93,7 +93,7 @@ def _seconds(milliseconds: object) -> float | None:
     if not _is_number(milliseconds):
         return None
     try:
-        return float(milliseconds) / 1000  # type: ignore[arg-type]  # a number, as just asked
+        return float(milliseconds) / 1000
     except OverflowError:
         return None
 
@@ -112,7 +112,7 @@ def _aware(moment: datetime) -> datetime:
     return moment if moment.tzinfo is not None else moment.replace(tzinfo=UTC)
 
 
-def _is_number(value: object) -> bool:
+def _is_number(value: object) -> TypeGuard[int | float]:
     return isinstance(value, int | float) and not isinstance(value, bool)
 
 

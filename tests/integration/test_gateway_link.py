@@ -5,6 +5,7 @@ import socket
 import threading
 import time
 from collections.abc import Callable, Iterator, Mapping
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
@@ -411,21 +412,10 @@ def test_a_link_that_was_never_started_refuses_calls_and_stops(gateway: Scripted
 
 def test_a_stop_ends_a_call_that_cannot_be_sent(gateway: ScriptedGateway, linked: Linked) -> None:
     """A Gateway that hangs reads nothing: what is asked then stays in the way to it."""
-    answers: list[object] = []
-
-    def call() -> None:
-        try:
-            answers.append(linked.link.call("agents.list", {"filler": "x" * 900_000}, 20))
-        except BaseException as problem:  # noqa: BLE001 - looked at below
-            answers.append(problem)
-
     gateway.hang()
-    callers = [threading.Thread(target=call, daemon=True) for _ in range(40)]
-    for caller in callers:
-        caller.start()
-    linked.until("hung")
-    linked.link.request_stop()
-    for caller in callers:
-        caller.join(10)
-    assert len(answers) == len(callers)
-    assert [answer for answer in answers if not isinstance(answer, GatewayError)] == []
+    with ThreadPoolExecutor(40) as pool:
+        calls = [pool.submit(linked.link.call, "agents.list", {"filler": "x" * 900_000}, 20) for _ in range(40)]
+        linked.until("hung")
+        linked.link.request_stop()
+        problems = [call.exception(10) for call in calls]
+    assert [problem for problem in problems if not isinstance(problem, GatewayError)] == []

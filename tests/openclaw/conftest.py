@@ -4,6 +4,7 @@ OPENCLAW_KIT names the folder of the kit (`openclaw_kit.py`), OPENCLAW_KIT_DIR w
 `openclaw_kit.py install --dir DIR`. The Gateway's state there is made anew.
 """
 
+import importlib
 import os
 import shutil
 import sys
@@ -24,11 +25,10 @@ def kit() -> Any:
     sys.dont_write_bytecode = True
     sys.path.insert(0, folder)
     try:
-        import openclaw_kit  # noqa: PLC0415
+        return importlib.import_module("openclaw_kit")
     finally:
         sys.path.remove(folder)
         sys.dont_write_bytecode = before
-    return openclaw_kit
 
 
 @pytest.fixture

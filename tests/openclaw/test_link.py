@@ -67,14 +67,14 @@ def wake(rig: Any) -> Iterator[Callable[..., threading.Thread]]:
 
 
 def milliseconds(call: Callable[[], object], times: int = CALLS) -> float:
-    """The first quartile of so many calls, after one that may find the Gateway busy: the host has other work, too."""
+    """The median of so many calls, after one that may find the Gateway busy."""
     call()
     taken = []
     for _ in range(times):
         started = time.perf_counter()
         call()
         taken.append((time.perf_counter() - started) * 1000)
-    return statistics.quantiles(taken)[0]
+    return statistics.median(taken)
 
 
 def background(gateway: Gateway) -> list[Task] | None:

@@ -202,6 +202,9 @@ def test_every_other_frame_is_left_to_the_library(frame: str | bytes) -> None:
 
 
 def test_a_callback_that_raises_at_a_broadcast_ends_nothing() -> None:
+    def upset(_payload: object) -> None:
+        raise KeyError("nothing")
+
     client = SupervisedClient("http://project.test", "key", timeout=1.0, network=Network())
-    client.channel("gateway:1").on_broadcast("*", lambda payload: payload["nothing"])  # type: ignore[typeddict-item]
+    client.channel("gateway:1").on_broadcast("*", upset)
     assert client._take(json.dumps(BROADCAST))
